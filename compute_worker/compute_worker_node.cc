@@ -40,7 +40,7 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   }
   options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
   options.linear_prompts = tuning.linear_prompts;
-  options.rank_rows = options.rank_ring = true;
+  options.rank_rows = options.rank_ring = options.rank_switch = true;
   const int64_t slot_bytes = PromptStates::SlotBytes(table);
   options.state_slots = slot_bytes == 0 ? 0 : static_cast<int>(std::min(kMostStateSlots, kMostStateBytes / slot_bytes));
   return options;
@@ -51,6 +51,8 @@ std::optional<MicroBatchId> ForRank(const Event& event) {
   if (const auto* state = std::get_if<RankStateArrived>(&event)) return state->micro_batch;
   if (const auto* rows = std::get_if<RankRowsArrived>(&event)) return rows->micro_batch;
   if (const auto* attended = std::get_if<RankAttended>(&event)) return attended->micro_batch;
+  if (const auto* heads = std::get_if<RankHeadsArrived>(&event)) return heads->micro_batch;
+  if (const auto* outputs = std::get_if<RankOutputsArrived>(&event)) return outputs->micro_batch;
   return std::nullopt;
 }
 
@@ -243,6 +245,13 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(SendRankRows& a) { return node.Perform(a); }
     absl::Status operator()(ForwardRankRows& a) { return node.Perform(a); }
     absl::Status operator()(SendRankAttended& a) { return node.rank_links_.SendAttended(a.to, a.op, a.rank); }
+    absl::Status operator()(SendRankHeads& a) { return node.Perform(a); }
+    absl::Status operator()(AttendHeads& a) { return node.Perform(a); }
+    absl::Status operator()(SendRankOutputs& a) {
+      node.Note("send outputs", a.micro_batch, a.op);
+      return node.rank_links_.SendOutputs(a.to, a.op, a.rank, node.dense_->TakeRankOutputs(a.micro_batch));
+    }
+    absl::Status operator()(PlaceRankOutputs& a) { return node.dense_->PlaceOutputs(node.core_, a); }
     absl::Status operator()(Sample& a) { return node.Perform(a); }
     absl::Status operator()(FinishStep& a) { return node.Perform(a); }
   };
@@ -338,6 +347,26 @@ absl::Status ComputeWorkerNode::Perform(ForwardRankRows& forward) {
   return rank_links_.SendRows(forward.to, forward.op, forward.rank, {rows.bytes, rows.owner});
 }
 
+absl::Status ComputeWorkerNode::Perform(SendRankHeads& send) {
+  Note("send heads", send.micro_batch, send.op);
+  for (const SendRankHeads::Receiver& receiver : send.receivers) {
+    DT_ASSIGN_OR_RETURN(transport::LentBytes rows,
+                        dense_->RankHeads(core_, send.micro_batch, send.op, receiver.kv_heads));
+    DT_RETURN_IF_ERROR(rank_links_.SendHeads(receiver.to, send.op, send.rank, std::move(rows)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::Perform(AttendHeads& attend) {
+  const absl::Time begun = clock_.Now();
+  DT_RETURN_IF_ERROR(dense_->AttendRankHeads(core_, attend));
+  Note("attend heads", attend.micro_batch, attend.op, begun);
+  Timer& timer = timers_[attend.micro_batch.value()];
+  Worked(timer.prompts, timer, begun);
+  core_.Handle(DenseDone{attend.micro_batch}, actions_);
+  return absl::OkStatus();
+}
+
 // Tensors are copied before they are answered: from then on their sender may use that memory again.
 void ComputeWorkerNode::OnRankFrame(const transport::Delivery& delivery) {
   const proto::FrameHeader& header = delivery.header;
@@ -361,17 +390,10 @@ int ComputeWorkerNode::TakeFromRanks() {
       break;
     }
     if (!next->has_value()) break;
-    const proto::FrameHeader& header = (*next)->header;
-    const StepId step(header.step);
+    const proto::FrameHeader header = (*next)->header;
     const MicroBatchId id(header.micro_batch);
-    const bool rows = header.type == proto::kRankRows;
-    if (id.value() < timers_.size()) Note(rows ? "rows arrive" : "state arrives", id, header.op);
-    if (rows) {
-      const int rank = static_cast<int>(std::min<uint64_t>(header.digest, proto::kMaxPrefillRanks));
-      Feed(RankRowsArrived{step, id, header.op, rank, std::move((*next)->tensor)});
-    } else {
-      Feed(RankStateArrived{step, id, header.op, std::move((*next)->tensor)});
-    }
+    if (id.value() < timers_.size()) Note(RankExchange::NameOf(header.type), id, header.op);
+    Feed(RankExchange::EventOf(*std::move(*next)));
   }
   return rank_exchange_.copies() ? 1 : 0;
 }

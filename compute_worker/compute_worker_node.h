@@ -128,6 +128,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(AttendShard& attend);
   absl::Status Perform(SendRankRows& send);
   absl::Status Perform(ForwardRankRows& forward);
+  absl::Status Perform(SendRankHeads& send);
+  absl::Status Perform(AttendHeads& attend);
   void OnRankFrame(const transport::Delivery& delivery);
   int TakeFromRanks();  // what they sent, as far as it has been copied; not 0 while some of it has not
   absl::Status Perform(Sample& sample);

@@ -43,6 +43,21 @@ class DenseBackend {
     return absl::UnimplementedError("this device has no ring of ranks");
   }
 
+  // Of a head switch between ranks, of backends whose workers have that. After the op's q, k and v, and what is
+  // gathered: those of the step's tokens and these KV heads, as kRankHeads has them (proto/rank_frames.h).
+  virtual absl::StatusOr<transport::LentBytes> RankHeads(const ComputeWorkerCore&, MicroBatchId, int /*op*/,
+                                                         const proto::HeadRange&) {
+    return absl::UnimplementedError("this device exchanges no tokens for heads");
+  }
+  virtual absl::Status AttendRankHeads(const ComputeWorkerCore&, const AttendHeads&) {
+    return absl::UnimplementedError("this device exchanges no tokens for heads");
+  }
+  // After AttendRankHeads of another rank's tokens: what that gave (kRankOutputs), once.
+  virtual std::vector<std::byte> TakeRankOutputs(MicroBatchId) { return {}; }
+  virtual absl::Status PlaceOutputs(const ComputeWorkerCore&, const PlaceRankOutputs&) {
+    return absl::UnimplementedError("this device exchanges no tokens for heads");
+  }
+
   // Whether the payloads of an op can be packed without waiting for the device. If not, the caller does other things
   // and packs them later, in the order in which it would have. kInternal: the device is lost.
   virtual absl::StatusOr<bool> PayloadsReady(MicroBatchId, int /*op*/) { return true; }

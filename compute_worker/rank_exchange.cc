@@ -1,5 +1,6 @@
 #include "compute_worker/rank_exchange.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "proto/rank_frames.h"
@@ -62,6 +63,25 @@ absl::StatusOr<std::optional<RankExchange::Arrived>> RankExchange::Next() {
     if (links_.AnswerTensor(done.from, done.arrived.header)) return std::move(done.arrived);
   }
   return std::nullopt;
+}
+
+Event RankExchange::EventOf(Arrived arrived) {
+  const proto::FrameHeader& header = arrived.header;
+  const StepId step(header.step);
+  const MicroBatchId id(header.micro_batch);
+  const bool outputs = header.type == proto::kRankOutputs;
+  const uint64_t sender = header.digest - (outputs ? proto::kMaxPrefillRanks : 0);
+  const int rank = static_cast<int>(std::min<uint64_t>(sender, proto::kMaxPrefillRanks));
+  if (outputs) return RankOutputsArrived{step, id, header.op, rank, std::move(arrived.tensor)};
+  if (header.type == proto::kRankHeads) return RankHeadsArrived{step, id, header.op, rank, std::move(arrived.tensor)};
+  if (header.type == proto::kRankRows) return RankRowsArrived{step, id, header.op, rank, std::move(arrived.tensor)};
+  return RankStateArrived{step, id, header.op, std::move(arrived.tensor)};
+}
+
+const char* RankExchange::NameOf(proto::FrameType type) {
+  if (type == proto::kRankOutputs) return "outputs arrive";
+  if (type == proto::kRankHeads) return "heads arrive";
+  return type == proto::kRankRows ? "rows arrive" : "state arrives";
 }
 
 }  // namespace dovetail::compute

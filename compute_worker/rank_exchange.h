@@ -30,7 +30,7 @@ class RankExchange {
   absl::StatusOr<int> SendLate(MicroBatchId id);
   bool HasLate(MicroBatchId id) const { return !late_[id.value()].empty(); }
 
-  // A kRankState or kRankRows came.
+  // A tensor came.
   absl::Status Take(const transport::Delivery& delivery);
   // The oldest of those that came, if it has been copied: answered, unless its sender is no peer any more, which drops
   // it. Nothing: none, or it still is being copied.
@@ -40,6 +40,9 @@ class RankExchange {
   };
   absl::StatusOr<std::optional<Arrived>> Next();
   bool copies() const { return !arriving_.empty(); }
+  // What the core hears of it, and what traces call that.
+  static Event EventOf(Arrived arrived);
+  static const char* NameOf(proto::FrameType type);
 
  private:
   struct Late {

@@ -45,6 +45,15 @@ absl::Status RankLinks::SendRows(const proto::RankAddress& to, int op, int rank,
   return Send(proto::kRankRows, to, op, rank, std::move(rows));
 }
 
+absl::Status RankLinks::SendHeads(const proto::RankAddress& to, int op, int rank, transport::LentBytes rows) {
+  return Send(proto::kRankHeads, to, op, rank, std::move(rows));
+}
+
+absl::Status RankLinks::SendOutputs(const proto::RankAddress& to, int op, int rank, std::vector<std::byte> outputs) {
+  const auto kept = std::make_shared<const std::vector<std::byte>>(std::move(outputs));
+  return Send(proto::kRankOutputs, to, op, proto::kMaxPrefillRanks + rank, transport::Lend(kept, kept->size()));
+}
+
 absl::Status RankLinks::SendAttended(const proto::RankAddress& to, int op, int rank) {
   return Send(proto::kRankAttended, to, op, rank, std::nullopt);
 }
@@ -52,9 +61,12 @@ absl::Status RankLinks::SendAttended(const proto::RankAddress& to, int op, int r
 bool RankLinks::AnswerTensor(NodeId from, const FrameHeader& tensor) {
   Peer* const peer = Find(from);
   if (peer == nullptr) return false;
-  peer->frames.push_back({MakeHeader(proto::kRankTaken, Epoch(tensor.epoch), StepId(tensor.step),
-                                     MicroBatchId(tensor.micro_batch), tensor.op, 0, 0, tensor.digest),
-                          std::nullopt, false});
+  const auto next = std::find_if(peer->frames.begin(), peer->frames.end(), [](const Frame& frame) {
+    return !frame.sent && frame.header.type != proto::kRankTaken;
+  });
+  peer->frames.insert(next, {MakeHeader(proto::kRankTaken, Epoch(tensor.epoch), StepId(tensor.step),
+                                        MicroBatchId(tensor.micro_batch), tensor.op, 0, 0, tensor.digest),
+                             std::nullopt, false});
   int sent = 0;
   if (const absl::Status status = SendWaiting(*peer, sent); !status.ok()) LogError(std::string(status.message()));
   return true;

@@ -41,10 +41,14 @@ class RankLinks {
   //   Errors: those of the port, if it will never take the frame
   absl::Status SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state);
   absl::Status SendRows(const proto::RankAddress& to, int op, int rank, transport::LentBytes rows);
+  // q, k and v of a softmax op and some heads, and what attention to those gave. Likewise.
+  absl::Status SendHeads(const proto::RankAddress& to, int op, int rank, transport::LentBytes rows);
+  absl::Status SendOutputs(const proto::RankAddress& to, int op, int rank, std::vector<std::byte> outputs);
   // The op's rows that `to` had sent have been attended to. Likewise.
   absl::Status SendAttended(const proto::RankAddress& to, int op, int rank);
 
-  // A kRankState or kRankRows came, and its payload has been copied: answers it. False: from a node that is no peer.
+  // A tensor came, and its payload has been copied: answers it, before all that waits, for a peer that waits for room
+  // may wait for that. False: from a node that is no peer.
   bool AnswerTensor(NodeId from, const proto::FrameHeader& tensor);
   // A kRankTaken came.
   void OnTaken(NodeId from, const proto::FrameHeader& taken);

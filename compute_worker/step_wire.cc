@@ -134,7 +134,7 @@ void StepWire::FindLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerG
         local.rank = rank;
         locals.push_back(local);
       }
-      local.begin = prompt.part->begin;
+      local.begin = prompt.ring ? prompt.part->begin : prompt.begin;
       local.end = local.ctx_len + local.q_len;
       local.rank = LocalPartial::kOwn;
       locals.push_back(local);

@@ -34,8 +34,8 @@ TokenRange RowsForLaterRank(const TokenRange& of_rank, Position begin, int windo
 }
 
 PrefixTraffic Sum(const PrefixTraffic& traffic, const PrefixTraffic& more) {
-  return {traffic.asked_bytes + more.asked_bytes, traffic.gathered_bytes + more.gathered_bytes,
-          traffic.state_bytes + more.state_bytes, traffic.chain_bytes + more.chain_bytes,
+  return {traffic.asked_bytes + more.asked_bytes,   traffic.gathered_bytes + more.gathered_bytes,
+          traffic.state_bytes + more.state_bytes,   traffic.chain_bytes + more.chain_bytes,
           traffic.direct_bytes + more.direct_bytes, traffic.ring_bytes + more.ring_bytes,
           traffic.switch_bytes + more.switch_bytes};
 }
@@ -46,7 +46,7 @@ int64_t PlaneBytesOf(const PrefixTraffic& traffic) {
   return traffic.asked_bytes + traffic.gathered_bytes + traffic.state_bytes;
 }
 
-int64_t RankBytesOf(const PrefixTraffic& traffic) { 
+int64_t RankBytesOf(const PrefixTraffic& traffic) {
   return traffic.chain_bytes + traffic.direct_bytes + traffic.ring_bytes + traffic.switch_bytes;
 }
 

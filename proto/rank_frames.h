@@ -4,7 +4,8 @@
 // Frames between the compute workers that are ranks of one prefill group (prefill_part.h). `epoch`, `step` and
 // `micro_batch` are those of the rank that the frame goes to, but in kRankTaken those of the frame that it answers, and
 // `op` is the attention op. `digest` is the sender's rank; but in a ring that whose K and V they are, in kRankTaken
-// that of the frame, and in kRankState 0. A step's number is used once, so it tells what came late or twice.
+// that of the frame, in kRankOutputs kMaxPrefillRanks more, so that answers tell it from a kRankHeads, and in
+// kRankState 0. A step's number is used once, so it tells what came late or twice.
 
 namespace dovetail::proto {
 
@@ -16,6 +17,14 @@ inline constexpr FrameType kRankState{28};
 inline constexpr FrameType kRankRows{29};
 // Message without payload, to the rank that sent kRankRows of that op: they have been attended to and are kept no more.
 inline constexpr FrameType kRankAttended{30};
+// Tensor: of a head switch (head_switch.h), for the sender's n tokens, what a rank needs of a softmax op that attends
+// to `kv` KV heads of all tokens: [n, kv x group, key_dim] queries, then K and V [n, kv, key_dim], [n, kv, value_dim],
+// wire dtype. Rank 0's K and V begin with those of earlier tokens of the segment in which the group begins.
+inline constexpr FrameType kRankHeads{31};
+// Tensor: what the sender's attention gave for the receiver's n tokens and the sender's KV heads: o [n, heads,
+// value_dim], wire dtype, with all heads that read those KV heads. Where attention workers attend to earlier tokens,
+// f32: o [nodes, heads, value_dim], then m and l [nodes, heads, 2], of the subtrees that each token sees (SubtreesOf).
+inline constexpr FrameType kRankOutputs{23};
 inline constexpr FrameType kRankTaken{42};  // message without payload: the tensor has been copied
 
 // Two compute workers may be ranks of two groups, in either order: a tensor must not answer those of the other way
@@ -23,10 +32,12 @@ inline constexpr FrameType kRankTaken{42};  // message without payload: the tens
 // that micro-batch which it was handed before.
 static_assert(kRankState < FrameType::kStepBegin && kRankRows < FrameType::kStepBegin);
 static_assert(kRankAttended < FrameType::kStepBegin);
+static_assert(kRankHeads < FrameType::kStepBegin && kRankOutputs < FrameType::kStepBegin);
 static_assert(kRankTaken >= FrameType::kStepBegin);
 
 inline bool IsRankFrame(FrameType type) {
-  return type == kRankState || type == kRankRows || type == kRankAttended || type == kRankTaken;
+  return type == kRankState || type == kRankRows || type == kRankAttended || type == kRankHeads ||
+         type == kRankOutputs || type == kRankTaken;
 }
 
 }  // namespace dovetail::proto

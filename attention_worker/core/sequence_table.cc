@@ -102,8 +102,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Open(const proto::OpenSequen
 
 absl::StatusOr<const SequenceState*> SequenceTable::Extend(const proto::OpenSequence& message) {
   SequenceState* sequence = Find(message.sequence);
-  if (sequence == nullptr)
-    return NotFound("extend: sequence ", message.sequence.value(), " is not open here");
+  if (sequence == nullptr) return NotFound("extend: sequence ", message.sequence.value(), " is not open here");
   for (const proto::Shard& shard : message.shards)
     for (const ShardState& held : sequence->shards)
       if (held.shard == shard) return InvalidArgument(DebugString(shard), ": the sequence has it already");

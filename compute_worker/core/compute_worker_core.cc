@@ -52,7 +52,7 @@ absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan, std::optional<Mi
     if (!seen.insert(entry.sequence).second)
       return InvalidArgument("sequence ", entry.sequence.value(), " is in the step twice");
     tokens += entry.tokens.size();
-    DT_RETURN_IF_ERROR(CheckExchange(entry));
+    DT_RETURN_IF_ERROR(CheckExchange(plan, entry));
     DT_RETURN_IF_ERROR(proto::Validate(entry.placement, table_));
     if (drawn_by.has_value() && proto::IsDrawnBefore(entry)) continue;
     for (const TokenId token : entry.tokens)
@@ -245,6 +245,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   batch.awaiting = 0;
   batch.done.reset();
   batch.ring = {};
+  batch.heads = {};
   batch.hold_key_values = MayHoldKeyValues(batch);
   ++counters_.steps;
   for (const WorkerPart& part : batch.parts)
@@ -287,6 +288,13 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
           actions.push_back(AttendShard{id, stage.index, shard});
           return;
         }
+        SendHeads(batch, actions);
+        if (const int rank = HeadsToAttend(batch); rank >= 0) {
+          batch.heads.attending = rank;
+          batch.dense_in_flight = true;
+          actions.push_back(AttendHeads{id, stage.index, rank});
+          return;
+        }
         if (!MayGoOn(batch)) return;
         break;
     }
@@ -310,11 +318,16 @@ void ComputeWorkerCore::SendHeldKeyValues(MicroBatchId id, std::vector<Action>& 
 // All partials of the op are there, and the k and v of the next op have somewhere to go: the memory of those that were
 // sent key_values_in_flight ops before. A part that has no tokens in the ops between has not been asked since.
 bool ComputeWorkerCore::MayGoOn(const MicroBatch& batch) const {
-  if (batch.awaiting > 0 || IsAhead(batch) || !RingIsDone(batch)) return false;
+  if (batch.awaiting > 0 || IsAhead(batch) || !RingIsDone(batch) || !SwitchIsDone(batch)) return false;
   const int before = program_[batch.stage].index + 1 - options_.key_values_in_flight;
   return batch.hold_key_values || std::all_of(batch.parts.begin(), batch.parts.end(), [&](const WorkerPart& part) {
            return part.unanswered.empty() || part.unanswered.front() > before;
          });
+}
+
+// At kAwaitPartials: there is a piece of work that needs no other answer, or nothing is awaited any more.
+bool ComputeWorkerCore::MayAdvance(const MicroBatch& batch) const {
+  return MayGoOn(batch) || ShardToAttend(batch) >= 0 || HeadsToAttend(batch) >= 0;
 }
 
 bool ComputeWorkerCore::TakeAnswer(MicroBatch& batch, const PartialArrived& event) {
@@ -347,6 +360,10 @@ void ComputeWorkerCore::On(DenseDone event, std::vector<Action>& actions) {
   if (const int shard = std::exchange(batch.ring.attending, -1); shard >= 0) {
     batch.ring.attended |= uint32_t{1} << shard;
     TendRing(batch, actions);
+    return Advance(event.micro_batch, actions);
+  }
+  if (const int rank = std::exchange(batch.heads.attending, -1); rank >= 0) {
+    AttendedHeads(batch, rank, actions);
     return Advance(event.micro_batch, actions);
   }
   const Stage& stage = program_[batch.stage];
@@ -387,7 +404,7 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
       --batch->awaiting;
       const bool may_go_on = program_[batch->stage].kind == StageKind::kAttendPrompts
                                  ? !AwaitsWhatItAttends(*batch, event.op)
-                                 : MayGoOn(*batch) || ShardToAttend(*batch) >= 0;
+                                 : MayAdvance(*batch);
       if (may_go_on && !batch->aborted && !batch->dense_in_flight) Advance(event.micro_batch, actions);
       return;
     }

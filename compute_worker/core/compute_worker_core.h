@@ -15,6 +15,7 @@
 #include "compute_worker/core/state_slots.h"
 #include "compute_worker/core/step_program.h"
 #include "proto/attention_spec.h"
+#include "proto/head_switch.h"
 #include "proto/sequence_frames.h"
 #include "proto/step_layout.h"
 #include "proto/step_plan.h"
@@ -59,6 +60,20 @@ struct RankAttended {  // a later rank keeps the op's K and V, which this one se
   int op = 0;
   int rank = 0;  // that rank; in a ring, where it is the next one, the rank whose K and V they are
 };
+struct RankHeadsArrived {  // q, k and v of a softmax op, of another rank's tokens and the heads that are attended here
+  StepId step;
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;
+  RankTensor rows;
+};
+struct RankOutputsArrived {  // what another rank's attention gave for this one's tokens and the heads of that one
+  StepId step;
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;
+  RankTensor outputs;
+};
 struct StepRefused {
   NodeId from;
   Epoch epoch;
@@ -84,7 +99,8 @@ struct StepWithdrawn {  // the scheduler wants its result no more: it ends as kW
   MicroBatchId micro_batch;
 };
 using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, RankStateArrived, RankRowsArrived,
-                           RankAttended, StepRefused, SampleDone, StepFailed, AttentionWorkerLost, StepWithdrawn>;
+                           RankAttended, RankHeadsArrived, RankOutputsArrived, StepRefused, SampleDone, StepFailed,
+                           AttentionWorkerLost, StepWithdrawn>;
 
 // ---- actions ----
 
@@ -152,6 +168,37 @@ struct SendRankAttended {  // RankAttended, to the rank whose K and V they were
   int rank = 0;  // RankAttended::rank
   proto::RankAddress to;
 };
+// q, k and v of a softmax op, of the step's tokens: to each other rank those of the heads that it attends to.
+struct SendRankHeads {
+  struct Receiver {
+    proto::RankAddress to;
+    proto::HeadRange kv_heads;
+  };
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;  // this one's
+  std::vector<Receiver> receivers;
+};
+// All that a rank's tokens see of tokens from SwitchBegin on, with the heads that are attended here; in the order of
+// the ranks, whose K and V (RankHeads) are kept for the later ones. What it gives for the step's own tokens goes to
+// their rows, for those of others TakeRankOutputs has it. Ends with DenseDone.
+struct AttendHeads {
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;  // whose tokens
+};
+struct SendRankOutputs {  // of the AttendHeads before, to the rank whose tokens they are
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;  // this one's
+  proto::RankAddress to;
+};
+struct PlaceRankOutputs {  // what another rank gave for the step's tokens goes to their rows
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;        // whose heads
+  RankTensor outputs;  // as kRankOutputs has them
+};
 struct Sample {  // final norm, head, choice of tokens; ends with SampleDone
   MicroBatchId micro_batch;
 };
@@ -160,7 +207,8 @@ struct FinishStep {
   proto::StepResult result;
 };
 using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, AttendShard,
-                            SendRankState, SendRankRows, ForwardRankRows, SendRankAttended, Sample, FinishStep>;
+                            SendRankState, SendRankRows, ForwardRankRows, SendRankAttended, SendRankHeads, AttendHeads,
+                            SendRankOutputs, PlaceRankOutputs, Sample, FinishStep>;
 
 // One attention worker's part in a micro-batch's step.
 struct WorkerPart {
@@ -180,12 +228,13 @@ struct WorkerPart {
 // each op's answer.
 struct PromptEntry {
   int entry = 0;
-  Position begin = 0;  // a multiple of 64: where `part` begins, but in a ring where the group does
-  const PromptScratch::Part* part = nullptr;
-  Position gather_begin = proto::kOpenEnd;  // kOpenEnd: none
+  Position begin = 0;  // a multiple of 64: where `part` begins, but in a ring or a switch where the group does
+  const PromptScratch::Part* part = nullptr;  // null in a switch, which needs none
+  Position gather_begin = proto::kOpenEnd;    // kOpenEnd: none
   Position gather_end = proto::kOpenEnd;
   bool from_ranks = false;  // those from the group's first token on come from the ranks before (RankRows)
   bool ring = false;        // with from_ranks: one after the other (AttendShard), and `part` has the step's own tokens
+  bool switches = false;    // each rank attends to some heads of all tokens of the group (AttendHeads)
 };
 
 // An entry of a step whose linear layers run here: states cross for it, and no tokens (proto/state_blocks.h).
@@ -220,6 +269,7 @@ struct ComputeWorkerOptions {
   bool linear_prompts = false;       // linear layers of such entries run here, too
   bool rank_rows = false;            // ranks of a group may give each other K and V of such entries
   bool rank_ring = false;            // and these may go round
+  bool rank_switch = false;          // and they may exchange tokens for heads
   bool rank_rows_on_device = false;  // these lie on the sender's device, where the other ranks' devices reach them
   int state_slots = 0;               // prompts whose states are kept from part to part
   int key_values_in_flight = 4;      // ops whose k and v an attention worker has not answered: paces what prompts send
@@ -266,6 +316,8 @@ class ComputeWorkerCore {
   // host memory, or where the backend took them to.
   proto::TokenRange RowsFrom(MicroBatchId id, int op, int rank) const;
   std::span<const std::byte> RankRows(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
+  // In a switch: what another rank sent of its tokens, as kRankHeads has it, while they are attended to.
+  std::span<const std::byte> RankHeads(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
   // In a ring: the tokens of which that rank, not the last one, has K and V; from a multiple of 64 on.
   proto::TokenRange ShardOf(MicroBatchId id, int rank) const;
   // What other ranks sent and is kept. For tests.
@@ -294,6 +346,14 @@ class ComputeWorkerCore {
     int attending = -1;  // AttendShard is under way
     uint32_t attended = 0, sent = 0;
   };
+  // Of the softmax op at hand.
+  struct HeadSwitch {
+    int op = -1;            // -1: there was none yet
+    int attending = -1;     // AttendHeads is under way
+    int attended = 0;       // tokens of so many ranks
+    uint32_t returned = 0;  // bit r: rank r's outputs have come
+    bool sent = false;      // the step's own q, k and v
+  };
   struct MicroBatch {
     bool running = false;
     bool aborted = false;  // a worker refused: finish as soon as the dense piece at hand is done
@@ -312,6 +372,7 @@ class ComputeWorkerCore {
     proto::StepResult failure;
     std::vector<std::vector<int>> unattended;  // by rank: ops whose K and V went there and were not attended to
     Ring ring;
+    HeadSwitch heads;
   };
   static constexpr int kChainRank = 0;  // in the inbox: states come from one rank only
 
@@ -322,6 +383,8 @@ class ComputeWorkerCore {
   void On(RankStateArrived event, std::vector<Action>& actions);
   void On(RankRowsArrived event, std::vector<Action>& actions);
   void On(RankAttended event, std::vector<Action>& actions);
+  void On(RankHeadsArrived event, std::vector<Action>& actions);
+  void On(RankOutputsArrived event, std::vector<Action>& actions);
   void On(StepRefused event, std::vector<Action>& actions);
   void On(SampleDone event, std::vector<Action>& actions);
   void On(StepFailed event, std::vector<Action>& actions);
@@ -347,7 +410,7 @@ class ComputeWorkerCore {
   bool AttendsHere(const MicroBatch& batch, int op) const;
   bool AwaitsWhatItAttends(const MicroBatch& batch, int op) const;
   bool AwaitsRank(const MicroBatch& batch, int op) const;
-  absl::Status CheckExchange(const proto::StepEntry& entry) const;
+  absl::Status CheckExchange(const proto::StepPlan& plan, const proto::StepEntry& entry) const;
   int64_t RankStateBytes(int op) const;
   int64_t RankRowsBytes(const proto::StepPlan& plan, int op, int rank) const;
   proto::TokenRange RowsBetween(const proto::StepPlan& plan, int op, int from, int to) const;
@@ -367,6 +430,17 @@ class ComputeWorkerCore {
   int ShardToAttend(const MicroBatch& batch) const;
   bool RingIsDone(const MicroBatch& batch) const;
   static bool TakeFromRing(MicroBatch& batch, const RankAttended& event);
+  static bool Switches(const proto::StepPlan& plan);
+  static proto::SwitchRank SwitchRankOf(const proto::StepPlan& plan);
+  static PromptEntry BeginPromptOfSwitch(const proto::StepPlan& plan);
+  bool FitsSwitch(const proto::StepPlan& plan, int op, int rank, size_t bytes) const;
+  void BeginSwitch(MicroBatch& batch, int op, std::vector<Action>& actions);
+  void SendHeads(MicroBatch& batch, std::vector<Action>& actions);
+  int HeadsToAttend(const MicroBatch& batch) const;
+  void AttendedHeads(MicroBatch& batch, int rank, std::vector<Action>& actions);
+  bool SwitchIsDone(const MicroBatch& batch) const;
+  int64_t SwitchBytesOf(const MicroBatch& batch) const;
+  bool MayAdvance(const MicroBatch& batch) const;
   void GoOnWithRanks(MicroBatch& batch, int op, std::vector<Action>& actions);
   bool MayHoldKeyValues(const MicroBatch& batch) const;
   int64_t AnswerBytes(const MicroBatch& batch, const WorkerPart& part, int op) const;

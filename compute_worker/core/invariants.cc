@@ -24,7 +24,7 @@ absl::Status ComputeWorkerCore::CheckInvariants() const {
     const bool for_rank =
         batch.stage < program_.size() &&
         ((program_[batch.stage].kind == StageKind::kAttendPrompts && AwaitsRank(batch, program_[batch.stage].index)) ||
-         IsAhead(batch) || !RingIsDone(batch));
+         IsAhead(batch) || !RingIsDone(batch) || !SwitchIsDone(batch));
     const bool for_end = batch.done.has_value() && !MayFinish(batch);
     if (!batch.dense_in_flight && batch.awaiting == 0 && !unanswered && !for_rank && !for_end)
       return broken("waits for nothing");

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "compute_worker/core/compute_worker_core.h"
+#include "proto/head_switch.h"
 #include "proto/prefix_traffic.h"
 
 namespace dovetail::compute {
@@ -75,12 +76,14 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
       continue;
     }
     const bool later = batch.plan.part.rank > 0;
-    PromptEntry prompt = Rings(batch.plan) && later ? BeginPromptOfRing(batch.plan)
-                         : direct                   ? BeginPromptFromRanks(batch.plan)
-                                                    : BeginPrompt(entry);
-    if (prompt.part == nullptr) continue;
+    if (Switches(batch.plan)) scratch_.Drop(entry.sequence);
+    PromptEntry prompt = Switches(batch.plan)         ? BeginPromptOfSwitch(batch.plan)
+                         : Rings(batch.plan) && later ? BeginPromptOfRing(batch.plan)
+                         : direct                     ? BeginPromptFromRanks(batch.plan)
+                                                      : BeginPrompt(entry);
+    if (prompt.part == nullptr && !prompt.switches) continue;
     prompt.entry = static_cast<int>(e);
-    if (!prompt.ring) prompt.begin = prompt.part->begin;
+    if (!prompt.ring && !prompt.switches) prompt.begin = prompt.part->begin;
     batch.prompts.push_back(prompt);
     counters_.prompt_tokens_here += static_cast<uint64_t>(q_len);
   }
@@ -152,7 +155,8 @@ void ComputeWorkerCore::ExpectAnswers(MicroBatch& batch, int op) {
 }
 
 bool ComputeWorkerCore::AttendsHere(const MicroBatch& batch, int op) const {
-  return table_.linear(table_.op_group[op]) != nullptr ? !batch.states.empty() : !batch.prompts.empty();
+  if (table_.linear(table_.op_group[op]) != nullptr) return !batch.states.empty();
+  return !batch.prompts.empty() && !Switches(batch.plan);  // whose ranks attend once others have sent theirs
 }
 
 // Earlier tokens of the prompts that are attended here, or the states before them.
@@ -191,6 +195,7 @@ proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch)
     for (int rank = 0; FromRanks(batch) && rank < batch.plan.part.rank; ++rank)
       (Rings(batch.plan) ? traffic.ring_bytes : traffic.direct_bytes) += RankRowsBytes(batch.plan, op, rank);
   }
+  traffic.switch_bytes = SwitchBytesOf(batch);
   return traffic;
 }
 
@@ -206,6 +211,7 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
   work.scratch_blocks = scratch_.capacity();
   work.gives_rows = options_.rank_rows && scratch_.capacity() > 0;
   work.passes_on_rows = work.gives_rows && options_.rank_ring;
+  work.switches_heads = options_.rank_switch;
   work.gives_states = options_.linear_prompts && table_.has_linear();
   for (int g = 0; g < table_.group_count(); ++g) {
     const proto::SoftmaxSpec& spec = table_.views[g];
@@ -223,6 +229,10 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
     }
     double here = 0;
     for (const PromptEntry& prompt : batch.prompts) {
+      if (prompt.switches) {
+        here += proto::SwitchFlopsOf(spec, SwitchRankOf(batch.plan));
+        continue;
+      }
       const StepEntry& entry = batch.plan.entries[prompt.entry];
       const auto tokens = static_cast<Position>(entry.tokens.size());
       const int64_t pairs = proto::SeenTokens(entry.ctx_len, tokens, spec.window, prompt.begin, entry.ctx_len + tokens);

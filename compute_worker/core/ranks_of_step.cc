@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compute_worker/core/compute_worker_core.h"
+#include "proto/head_switch.h"
 #include "proto/prefix_traffic.h"
 
 namespace dovetail::compute {
@@ -20,7 +21,7 @@ bool GathersFromRanks(const StepPlan& plan) {
 
 }  // namespace
 
-absl::Status ComputeWorkerCore::CheckExchange(const StepEntry& entry) const {
+absl::Status ComputeWorkerCore::CheckExchange(const StepPlan& plan, const StepEntry& entry) const {
   const bool chained = entry.linear_exchange == proto::LinearExchange::kChain;
   const bool gathers =
       entry.exchange == proto::PrefixExchange::kGatherDirect || entry.exchange == proto::PrefixExchange::kRing;
@@ -34,8 +35,12 @@ absl::Status ComputeWorkerCore::CheckExchange(const StepEntry& entry) const {
   if (entry.exchange == proto::PrefixExchange::kRing && !options_.rank_ring)
     return InvalidArgument("sequence ", entry.sequence.value(),
                            ": K and V go round among compute workers on CPUs only (ring); take gather-direct");
+  const bool switches = entry.exchange == proto::PrefixExchange::kSwitch && options_.rank_switch;
+  if (const int most = proto::MostSwitchRanks(table_); switches && plan.part.ranks > most)
+    return InvalidArgument("sequence ", entry.sequence.value(), ": ", plan.part.ranks, " ranks divide ", most,
+                           " KV heads among each other (switch); take at most ", most, " ranks, or gather-direct");
   for (const auto& [missing, name] :
-       {std::pair(IsBetweenRanks(entry.exchange) && !gathers, NameOf(entry.exchange)),
+       {std::pair(IsBetweenRanks(entry.exchange) && !gathers && !switches, NameOf(entry.exchange)),
         std::pair(IsBetweenRanks(entry.linear_exchange) && !chained, NameOf(entry.linear_exchange))})
     if (missing)
       return InvalidArgument("sequence ", entry.sequence.value(), ": this worker has no exchange by ", name,
@@ -115,13 +120,14 @@ void ComputeWorkerCore::BeginRanks(MicroBatch& batch, std::vector<Action>& actio
   inbox_.Begin(plan.micro_batch, plan.step);
   for (const auto& [op, rank] : inbox_.kept(plan.micro_batch)) {
     if (table_.linear(table_.op_group[op]) != nullptr) continue;
-    const bool fits =
-        (GathersFromRanks(plan) || Rings(plan)) && rank < plan.part.rank &&
-        RankRowsBytes(plan, op, rank) == static_cast<int64_t>(inbox_.Find(plan.micro_batch, op, rank).size());
+    const size_t bytes = inbox_.Find(plan.micro_batch, op, rank).size();
+    const bool rows = (GathersFromRanks(plan) || Rings(plan)) && rank < plan.part.rank &&
+                      RankRowsBytes(plan, op, rank) == static_cast<int64_t>(bytes);
+    const bool fits = rows || FitsSwitch(plan, op, rank, bytes);
     if (!fits) {
       inbox_.Forget(plan.micro_batch, op, rank);
       ++counters_.dropped_frames;
-    } else if (!FromRanks(batch) && !Rings(plan)) {
+    } else if (!FromRanks(batch) && GathersFromRanks(plan)) {
       PassOver(batch, op, rank, actions);
     }
   }
@@ -137,6 +143,7 @@ void ComputeWorkerCore::PassOver(const MicroBatch& batch, int op, int rank, std:
 void ComputeWorkerCore::SendToRanks(MicroBatch& batch, int op, std::vector<Action>& actions) {
   const StepPlan& plan = batch.plan;
   if (Rings(plan)) return BeginRing(batch, op, actions);
+  if (Switches(plan)) return BeginSwitch(batch, op, actions);
   if (!GathersFromRanks(plan) || table_.linear(table_.op_group[op]) != nullptr) return;
   SendRankRows send{plan.micro_batch, op, plan.part.rank, {}};
   for (int to = plan.part.rank + 1; to < plan.part.ranks; ++to) {
@@ -166,7 +173,7 @@ void ComputeWorkerCore::GoOnWithRanks(MicroBatch& batch, int op, std::vector<Act
   if (batch.aborted || batch.dense_in_flight || batch.stage >= program_.size()) return;
   const Stage& stage = program_[batch.stage];
   const bool attends = stage.kind == StageKind::kAttendPrompts && stage.index == op && !AwaitsWhatItAttends(batch, op);
-  const bool goes_on = stage.kind == StageKind::kAwaitPartials && (MayGoOn(batch) || ShardToAttend(batch) >= 0);
+  const bool goes_on = stage.kind == StageKind::kAwaitPartials && MayAdvance(batch);
   if (attends || goes_on) Advance(batch.plan.micro_batch, actions);
 }
 

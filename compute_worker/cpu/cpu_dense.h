@@ -45,6 +45,19 @@ class CpuDense final : public DenseBackend {
     const auto rows = std::make_shared<const std::vector<std::byte>>(dense_.wire(id).RankRows(op, first_row));
     return transport::Lend(rows, rows->size());
   }
+  absl::StatusOr<transport::LentBytes> RankHeads(const ComputeWorkerCore& core, MicroBatchId id, int op,
+                                                 const proto::HeadRange& heads) override {
+    const auto rows = std::make_shared<const std::vector<std::byte>>(dense_.RankHeads(core, id, op, heads));
+    return transport::Lend(rows, rows->size());
+  }
+  absl::Status AttendRankHeads(const ComputeWorkerCore& core, const AttendHeads& attend) override {
+    return dense_.AttendRankHeads(core, attend);
+  }
+  std::vector<std::byte> TakeRankOutputs(MicroBatchId id) override { return dense_.TakeRankOutputs(id); }
+  absl::Status PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) override {
+    dense_.PlaceOutputs(core, place);
+    return absl::OkStatus();
+  }
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override {
     return sampler_.Run(plan, dense_.residual(id), result);
   }

@@ -11,6 +11,7 @@
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/cpu/prompt_attention.h"
 #include "compute_worker/cpu/prompt_states.h"
+#include "compute_worker/cpu/switch_attention.h"
 #include "compute_worker/step_wire.h"
 #include "kernels/device.h"
 #include "kernels/op_context.h"
@@ -48,6 +49,19 @@ class DenseExecutor {
 
   absl::Status AttendRankShard(const ComputeWorkerCore& core, const AttendShard& shard) {
     return prompts_.RunShard(core, shard, wire(shard.micro_batch), *stream_);
+  }
+
+  // Of a head switch: DenseBackend's functions of these names.
+  std::vector<std::byte> RankHeads(const ComputeWorkerCore& core, MicroBatchId id, int op,
+                                   const proto::HeadRange& heads) {
+    return heads_of_ranks_.Pack(core, id, op, heads, wire(id));
+  }
+  absl::Status AttendRankHeads(const ComputeWorkerCore& core, const AttendHeads& attend) {
+    return heads_of_ranks_.Attend(core, attend, wire(attend.micro_batch), *stream_);
+  }
+  std::vector<std::byte> TakeRankOutputs(MicroBatchId id) { return heads_of_ranks_.TakeOutputs(id); }
+  void PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) {
+    heads_of_ranks_.Place(core, place, wire(place.micro_batch));
   }
 
   // DenseBackend::TakeRankState.
@@ -132,6 +146,7 @@ class DenseExecutor {
   kernels::OpContext context_;
   PromptAttention prompts_;
   PromptStates states_;
+  SwitchAttention heads_of_ranks_;
   std::vector<MicroBatch> micro_batches_;
   std::list<CachedRope> rope_cache_;  // front: used last
   const Widths widths_;

@@ -48,7 +48,7 @@ size_t PromptAttention::ScratchOf(LayerGroup group, int rank, int threads, StepW
 
 absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchId id, int threads, StepWire& wire) {
   const std::vector<PromptEntry>& prompts = core.PromptsOf(id);
-  if (prompts.empty()) return absl::OkStatus();
+  if (prompts.empty() || prompts[0].switches) return absl::OkStatus();  // SwitchAttention has those
   DT_RETURN_IF_ERROR(Grow(arena_, size_t{core.scratch().capacity()} * block_bytes_));
   MicroBatch& batch = micro_batches_[id.value()];
   size_t scratch = 0, partial = 0, items = 0, blocks = 0, gathered = 0, shard = 0;

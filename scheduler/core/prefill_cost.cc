@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/segment_tree.h"
+#include "proto/head_switch.h"
 #include "proto/placement.h"
 #include "proto/state_blocks.h"
 
@@ -83,6 +84,17 @@ bool Rings(const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
   return true;
 }
 
+// As ComputeWorkerCore::BeginPromptOfSwitch.
+bool Switches(const PromptStep& step, Reach& reach) {
+  if (step.exchange != proto::PrefixExchange::kSwitch) return false;
+  reach = {.attend_begin = proto::SwitchBegin(step.base), .gathers = true};
+  if (step.rank == 0) {
+    reach.gather_begin = reach.attend_begin;
+    reach.gather_end = step.base;
+  }
+  return true;
+}
+
 bool Gathers(const proto::AttentionTable& table, const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
   if (step.exchange != proto::PrefixExchange::kGather || step.scratch_blocks == 0) return false;
   const bool goes_on = !step.held.empty() && step.ctx_len >= step.held.begin;
@@ -100,7 +112,8 @@ Reach ReachOf(const proto::AttentionTable& table, const PromptStep& step) {
   const BlockCounts blocks = BlocksOf(table);
   const Reach elsewhere{.attend_begin = step.ctx_len + step.tokens};
   Reach reach;
-  if (Gathers(table, step, blocks, reach) || GathersFromRanks(table, step, blocks, reach) || Rings(step, blocks, reach))
+  if (Gathers(table, step, blocks, reach) || GathersFromRanks(table, step, blocks, reach) ||
+      Rings(step, blocks, reach) || Switches(step, reach))
     return reach;
   if (step.scratch_blocks == 0) return elsewhere;
   if (step.exchange == proto::PrefixExchange::kRing && step.ctx_len > step.base) return elsewhere;
@@ -137,7 +150,14 @@ void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::Softmax
     const int64_t pairs = proto::SeenTokens(step.ctx_len, step.tokens, spec.window, from, to);
     return ops * proto::AttentionFlops(pairs, spec.query_heads, spec);
   };
-  work.here_flops += flops(reach.attend_begin, step_end);
+  const bool switches = step.exchange == proto::PrefixExchange::kSwitch;
+  const proto::SwitchRank heads{.base = step.base,
+                                .end = step.group_end,
+                                .tokens = {step.ctx_len, step_end},
+                                .rank = step.rank,
+                                .ranks = step.ranks};
+  work.here_flops += switches ? ops * proto::SwitchFlopsOf(spec, heads) : flops(reach.attend_begin, step_end);
+  if (switches) work.traffic.switch_bytes += ops * proto::SwitchBytesTo(spec, heads);
   work.asked_flops += flops(0, reach.attend_begin);
   // Where nothing is attended here, all of it is a part of the step like those of short prompts.
   if (reach.attend_begin > 0 && reach.attend_begin < step_end) {
@@ -153,6 +173,7 @@ void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::Softmax
   const int64_t row = int64_t{ops} * spec.kv_heads * (spec.key_dim + spec.value_dim) * element;
   const Position end = std::min(reach.gather_end, step.ctx_len);
   work.traffic.gathered_bytes += std::max<Position>(0, end - std::max(reach.gather_begin, seen)) * row;
+  if (switches) return;
   int64_t& from_ranks =
       step.exchange == proto::PrefixExchange::kRing ? work.traffic.ring_bytes : work.traffic.direct_bytes;
   from_ranks += std::max<Position>(0, step.ctx_len - std::max(end, seen)) * row;
@@ -182,6 +203,17 @@ struct Parts {  // of a rank's time, seconds
   }
 };
 
+// Of ranks that wait for each other in every layer: `longest` of each part. What crosses between them comes before they
+// attend, and attention workers answer meanwhile.
+Prediction PredictSwitch(const Parts& longest, double given_s) {
+  const double attends = longest.attention + given_s, asked = longest.plane + longest.link;
+  const bool asks = asked > attends;
+  const double parts[] = {longest.dense, asks ? 0 : longest.attention, asks ? longest.plane : 0,
+                          asks ? longest.link : given_s};
+  return {longest.dense + std::max(attends, asked),
+          static_cast<PrefillBound>(std::max_element(std::begin(parts), std::end(parts)) - std::begin(parts))};
+}
+
 }  // namespace
 
 bool HasSoftmax(const proto::AttentionTable& table) {
@@ -207,6 +239,8 @@ StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step) {
 
 Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates> rates, const PlaneRates& plane) {
   Prediction slowest;
+  Parts longest;
+  double longest_given = 0;
   double asked = 0, crossed = 0;
   for (size_t r = 0; r < ranks.size(); ++r) {
     const StepWork& work = ranks[r];
@@ -218,11 +252,16 @@ Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates
     parts.link = static_cast<double>(PlaneBytesOf(work.traffic)) * plane.byte_s.value_or(0);
     asked += parts.plane;
     crossed += parts.link;
+    const double given = static_cast<double>(RankBytesOf(work.traffic)) * rates[r].link_byte_s.value_or(0);
+    longest = {std::max(longest.dense, parts.dense), std::max(longest.attention, parts.attention),
+               std::max(longest.plane, parts.plane), std::max(longest.link, parts.link)};
+    longest_given = std::max(longest_given, given);
     const double seconds = parts.sum(work.exchange);
     if (seconds > slowest.seconds) slowest = {seconds, parts.bound(work.exchange)};
-    const double given = static_cast<double>(RankBytesOf(work.traffic)) * rates[r].link_byte_s.value_or(0);
     if (given > slowest.seconds) slowest = {given, PrefillBound::kLink};
   }
+  if (!ranks.empty() && ranks[0].exchange == proto::PrefixExchange::kSwitch)
+    slowest = PredictSwitch(longest, longest_given);
   if (asked > slowest.seconds) slowest = {asked, PrefillBound::kPlane};
   if (crossed > slowest.seconds) slowest = {crossed, PrefillBound::kLink};
   return slowest;

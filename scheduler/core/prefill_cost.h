@@ -26,6 +26,8 @@ struct PromptStep {
   Position ctx_len = 0;
   Position base = 0;  // where its group begins, with an exchange between ranks
   int64_t tokens = 0;
+  Position group_end = 0;  // and where it ends, which rank of it this is, and of how many, with a head switch
+  int rank = 0, ranks = 1;
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
   HeldTokens held;
   uint32_t scratch_blocks = UINT32_MAX;  // of the compute worker: 64 tokens x a KV head x an op
@@ -72,6 +74,8 @@ struct Prediction {
 //   Model: a rank's own attention and what it asks for run at a time, what it gathers comes before it attends; the
 //          attention worker answers all ranks one after the other, and so does its link. What ranks give each other
 //          crosses while they compute, for those before are an op ahead, and over a link of its own for each pair.
+//          Ranks that switch heads wait for each other in every layer: each part is that of the rank for which it is
+//          longest, and what crosses between them hides behind nothing but the attention workers' answers.
 Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates> rates, const PlaneRates& plane);
 
 }  // namespace dovetail::scheduler

@@ -106,6 +106,7 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
     run.slots.push_back(slots[r]);
   }
   run.direct = IsBetweenRanks(way);
+  run.barrier = way.softmax == proto::PrefixExchange::kSwitch;
   runs_.push_back(std::move(run));
   ++groups_;
   tokens_ += static_cast<uint64_t>(cuts.back() - base);
@@ -199,6 +200,14 @@ std::optional<PrefillGroups::Ended> PrefillGroups::Lose(MicroBatch& rank, const 
   if (!overdue.empty()) run.overdue = overdue;
   Withdraw(run);
   return EndIfDone(run);
+}
+
+bool PrefillGroups::WithdrawOverdue(const MicroBatch& rank) {
+  Run& run = RunOf(rank);
+  if (!run.barrier || run.withdrawn) return false;
+  run.overdue = absl::StrCat("no result for ", absl::FormatDuration(turn_.now() - rank.sent));
+  Withdraw(run);
+  return true;
 }
 
 void PrefillGroups::LoseEndedRanks(WorkerId worker) {

@@ -48,6 +48,10 @@ class PrefillGroups {
   std::optional<Ended> Finish(MicroBatch& rank, const proto::StepResult& result);
   // The rank's compute worker was lost. overdue: why, if that is because it gave no result in time; else empty.
   std::optional<Ended> Lose(MicroBatch& rank, const std::string& overdue);
+  // The rank is overdue. Where all ranks of its group wait for each other, any of them may be at fault: all are
+  // withdrawn, and the one that does not end then is. False: this rank is, for its group is another one, or has been
+  // withdrawn.
+  bool WithdrawOverdue(const MicroBatch& rank);
   // The compute worker was lost. Groups in flight of which it had ended a rank end too, if ranks give each other what
   // they need: it may not have sent all of that.
   void LoseEndedRanks(WorkerId worker);
@@ -69,6 +73,7 @@ class PrefillGroups {
     std::map<StepId, proto::StepResult> results;
     StepId failed;           // the rank that failed first
     bool direct = false;     // ranks exchange with each other
+    bool barrier = false;    // and each waits for all others
     bool withdrawn = false;  // nothing will come of it: it ends when all ranks have
     bool lost = false;       // with a compute worker
     std::string overdue;     // not empty: a rank gave no result in time

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "proto/head_switch.h"
 #include "scheduler/core/prefill_plan.h"
 
 namespace dovetail::scheduler {
@@ -12,6 +13,8 @@ namespace {
 constexpr double kMicrosecond = 1e-6;
 // Steps with fewer tokens say little about prompts.
 constexpr int64_t kLeastTokens = 64;
+// So many earlier tokens cost as much as the dense layers that their number does not matter.
+constexpr double kEvenCuts = 1e9;
 // More ranks must be so much faster, for they keep others waiting.
 constexpr double kWorthMoreRanks = 0.97;
 constexpr double kLeastCorrection = 0.25, kMostCorrection = 8;
@@ -72,6 +75,8 @@ std::vector<proto::PrefillWay> PrefillPlanner::Ways(std::span<const FreeRank> ra
     exchanges.push_back(PrefixExchange::kGather);
     if (MayGive(ranks, &Compute::gives_rows)) exchanges.push_back(PrefixExchange::kGatherDirect);
     if (MayGive(ranks, &Compute::passes_on_rows)) exchanges.push_back(PrefixExchange::kRing);
+    const bool enough_heads = static_cast<int>(ranks.size()) <= proto::MostSwitchRanks(table_);
+    if (enough_heads && MayGive(ranks, &Compute::switches_heads)) exchanges.push_back(PrefixExchange::kSwitch);
   }
   const bool linear = group && table_.has_linear();
   const bool chains =
@@ -169,6 +174,7 @@ PromptStep PrefillPlanner::StepOf(const PromptToPlan& prompt, const FreeRank& ra
 
 HeldTokens PrefillPlanner::HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                                      proto::PrefixExchange exchange) const {
+  if (exchange == proto::PrefixExchange::kSwitch) return {};  // it drops what it had, and keeps nothing
   return WorkOf(table_, StepOf(prompt, rank, tokens, exchange)).held;
 }
 
@@ -228,8 +234,11 @@ std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Positio
     const double dense_s = SecondsOfToken(rates[0], plane, way.by.softmax, 0);
     const double pair_s = SecondsOfToken(rates[0], plane, way.by.softmax, 1) - dense_s;
     if (dense_s > 0 && pair_s > 0) cut.par_tokens = std::clamp(dense_s / pair_s, double{kSegmentTokens}, 1e9);
+    // Heads are divided whatever the cuts: these are for the dense layers alone.
+    const bool switches = way.by.softmax == proto::PrefixExchange::kSwitch;
+    if (switches) cut.par_tokens = kEvenCuts;
     const Position most = Position{ranks} * options_.max_step_tokens;
-    const auto seen = static_cast<double>(base + std::min(prompt.end, base + most)) / 2;
+    const auto seen = switches ? 0 : static_cast<double>(base + std::min(prompt.end, base + most)) / 2;
     for (int r = 0; r < ranks; ++r) {
       const double seconds = SecondsOfToken(rates[static_cast<size_t>(r)], plane, way.by.softmax, seen);
       speeds.push_back(seconds > 0 ? 1 / seconds : 1);
@@ -251,6 +260,9 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
       PromptStep one = StepOf(prompt, ranks.free[r], {base, cuts[r], cuts[r + 1]}, by.softmax);
       one.chained = r > 0 && IsBetweenRanks(by.linear);
+      one.group_end = cuts.back();
+      one.rank = static_cast<int>(r);
+      one.ranks = static_cast<int>(cuts.size()) - 1;
       work.push_back(WorkOf(table_, one));
       ranks.free[r].held = work.back().held;
     }
@@ -286,9 +298,16 @@ PrefillChoice PrefillPlanner::WithoutRates(const PromptToPlan& prompt, std::span
   return choice;
 }
 
+// With a head switch that is asked for, each rank has a KV head.
+int PrefillPlanner::MostRanks() const {
+  const bool switches = options_.exchange == proto::PrefixExchange::kSwitch && HasSoftmax(table_);
+  return switches ? proto::MostSwitchRanks(table_) : proto::kMaxPrefillRanks;
+}
+
 PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const FreeRank> free, int most_ranks) const {
   DT_CHECK(prompt.ctx_len < prompt.end && most_ranks >= 1 && static_cast<size_t>(most_ranks) <= free.size(),
            "nothing to plan");
+  most_ranks = std::min(most_ranks, MostRanks());
   std::vector<ComputeRates> rates;
   for (const FreeRank& rank : free)
     if (const auto known = RatesOf(rank.worker)) rates.push_back(*known);
@@ -349,6 +368,7 @@ void PrefillPlanner::Learn(WorkerId compute_worker, std::span<const WorkerId> at
   compute.scratch_blocks = work.scratch_blocks;
   compute.gives_rows = work.gives_rows;
   compute.passes_on_rows = work.passes_on_rows;
+  compute.switches_heads = work.switches_heads;
   compute.gives_states = work.gives_states;
   compute.learnt = ++learnt_;
   compute.token.Note(static_cast<double>(work.step_tokens),

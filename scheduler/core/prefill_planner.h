@@ -109,7 +109,7 @@ class PrefillPlanner {
     RateEstimator token, flop;
     uint64_t learnt = 0;                   // learnt_ when it was measured last
     uint32_t scratch_blocks = UINT32_MAX;  // unknown
-    bool gives_rows = false, passes_on_rows = false, gives_states = false;
+    bool gives_rows = false, passes_on_rows = false, switches_heads = false, gives_states = false;
   };
   struct Plane {
     RateEstimator flop, byte;
@@ -147,6 +147,7 @@ class PrefillPlanner {
   // Seconds until all tokens before `horizon` are computed; the first step or group in `first`.
   double TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way, PrefillChoice& first) const;
   PrefillChoice WithoutRates(const PromptToPlan& prompt, std::span<const FreeRank> free) const;
+  int MostRanks() const;
   static proto::PrefillWay WayOf(const Way& way, int ranks);
 
   const proto::AttentionTable& table_;

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "proto/head_switch.h"
 #include "proto/prefill_exchange.h"
 #include "scheduler/core/prefill_plan.h"
 
@@ -29,7 +30,8 @@ double AttentionOf(const PrefillTableInput& input, const proto::SoftmaxSpec& spe
 using SoftmaxLayer = std::function<LayerCost(const proto::SoftmaxSpec& spec)>;
 using LinearLayer = std::function<LayerCost(const proto::LinearSpec& spec)>;
 
-// Of exchanges between the ranks themselves. But for gather-direct, the ring and the chain they are not built.
+// Of exchanges between the ranks themselves. But for gather-direct, the ring, the switch with a KV head for each rank,
+// and the chain they are not built.
 struct Direct {
   std::string name;
   SoftmaxLayer softmax;
@@ -133,6 +135,13 @@ PrefillTableRow DirectRow(const PrefillTableInput& in, const Direct* softmax, co
   return row;
 }
 
+// Heads are divided whatever the cuts, which are even then.
+PrefillCutOptions CutOptions(const PrefillTableInput& in, proto::PrefixExchange exchange) {
+  PrefillCutOptions options{.most_tokens = in.max_step_tokens};
+  if (exchange == proto::PrefixExchange::kSwitch) options.par_tokens = 1e9;
+  return options;
+}
+
 // Step by step, as the scheduler does it.
 PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exchange,
                          proto::LinearExchange linear = proto::LinearExchange::kStates) {
@@ -149,7 +158,7 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
   bool holds_state = false;
   for (Position base = in.earlier_tokens; base < end;) {
     const int ranks = RanksFor(end - base, in.new_tokens, in.rank_tokens, in.max_step_tokens, in.ranks);
-    const PrefillCutOptions cut{.most_tokens = in.max_step_tokens};
+    const PrefillCutOptions cut = CutOptions(in, exchange);
     const std::vector<Position> cuts =
         ranks == 1 ? std::vector<Position>{base, std::min<Position>(end, base + in.max_step_tokens)}
                    : CutPrefill(base, EndOfGroup(base, end, ranks, cut), ranks, cut);
@@ -158,6 +167,9 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
       work.push_back(WorkOf(in.attention, {.ctx_len = cuts[r],
                                            .base = base,
                                            .tokens = cuts[r + 1] - cuts[r],
+                                           .group_end = cuts.back(),
+                                           .rank = static_cast<int>(r),
+                                           .ranks = ranks,
                                            .exchange = proto::ExchangeOf(exchange, ranks),
                                            .held = held[r],
                                            .scratch_blocks = in.scratch_blocks,
@@ -171,11 +183,12 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
     const std::vector<ComputeRates> rates(work.size(), rate);
     const Prediction step = Predict(work, rates, plane);
     // A message there and back for each attention layer, and once more for each rank that waits for the one before. One
-    // way where what that layer needs comes from a rank.
+    // way where what that layer needs comes from a rank, but a switch goes there and back.
     double messages = 2 * (static_cast<double>(work.size()) - 1);
     for (int g = 0; g < in.attention.group_count(); ++g) {
       const bool is_linear = in.attention.views[g].linear();
-      const bool direct = work.size() > 1 && (is_linear ? IsBetweenRanks(linear) : IsBetweenRanks(exchange));
+      const bool one_way = IsBetweenRanks(exchange) && exchange != proto::PrefixExchange::kSwitch;
+      const bool direct = work.size() > 1 && (is_linear ? IsBetweenRanks(linear) : one_way);
       messages += (direct ? 1 : 2) * in.attention.ops_in_group[g];
     }
     const double latency = in.link_latency_s * messages;
@@ -218,9 +231,11 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
   using proto::LinearExchange, proto::PrefixExchange;
   std::vector<PrefillTableRow> rows;
   const bool softmax = HasSoftmax(input.attention), linear = input.attention.has_linear();
-  for (const PrefixExchange exchange :
-       {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect, PrefixExchange::kRing}) {
+  const bool switches = softmax && input.ranks <= proto::MostSwitchRanks(input.attention);
+  for (const PrefixExchange exchange : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect,
+                                        PrefixExchange::kRing, PrefixExchange::kSwitch}) {
     if (!softmax && exchange != PrefixExchange::kAsk) continue;
+    if (!switches && exchange == PrefixExchange::kSwitch) continue;
     if (!linear || !IsBetweenRanks(exchange)) rows.push_back(BuiltRow(input, exchange));
     if (linear) rows.push_back(BuiltRow(input, exchange, LinearExchange::kChain));
   }
@@ -229,7 +244,8 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
   for (size_t s = 0; s < (softmax ? directs.size() : 1); ++s)
     for (size_t l = 0; l < (linear ? linears.size() : 1); ++l) {
       const bool direct = !softmax || directs[s].name == NameOf(PrefixExchange::kGatherDirect) ||
-                          directs[s].name == NameOf(PrefixExchange::kRing);
+                          directs[s].name == NameOf(PrefixExchange::kRing) ||
+                          (switches && directs[s].name == NameOf(PrefixExchange::kSwitch));
       const bool chained = !linear || linears[l].name == NameOf(LinearExchange::kChain);
       if (direct && chained) continue;  // it is there, built
       rows.push_back(DirectRow(input, softmax ? &directs[s] : nullptr, linear ? &linears[l] : nullptr));

@@ -158,6 +158,7 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.prefix_chain_bytes = steps.prefix_chain_bytes;
   stats.prefix_direct_bytes = steps.prefix_direct_bytes;
   stats.prefix_ring_bytes = steps.prefix_ring_bytes;
+  stats.prefix_switch_bytes = steps.prefix_switch_bytes;
   stats.prefill_groups = groups_.groups();
   stats.prefill_group_tokens = groups_.tokens();
   stats.last_prefill = pool_.planner().last();

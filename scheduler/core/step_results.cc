@@ -90,6 +90,7 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
   counts_.prefix_chain_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.chain_bytes));
   counts_.prefix_direct_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.direct_bytes));
   counts_.prefix_ring_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.ring_bytes));
+  counts_.prefix_switch_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.switch_bytes));
   LearnRates(batch, result);
   if (batch.work > 0) pool_.patience().Note(batch.compute_worker, batch.work, turn_.now() - batch.sent);
   admission_.EndHold();

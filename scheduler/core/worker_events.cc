@@ -61,6 +61,7 @@ void WorkerEvents::On(const Tick& /*tick*/) {
       batch.deadline = turn_.now() + kLateTick;
       continue;
     }
+    if (batch.group != StepId() && groups_.WithdrawOverdue(batch)) continue;
     const WorkerId worker = batch.compute_worker;
     turn_.Act(DismissComputeWorker{worker, absl::StrCat("step ", batch.step.value(), " had no result within ",
                                                         absl::FormatDuration(batch.deadline - batch.sent),

@@ -195,9 +195,11 @@ void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
           "to the attention workers), gather (K and V come from there, as far as --prompt-scratch has room), "
           "gather-direct (as gather, but the compute workers that divide a prompt give each other its K and V, "
           "and the states of linear layers), ring (likewise, but K and V go from each to the next one, and little of "
-          "them is held at a time), chain (as plane, and they give each other those states), or auto: "
+          "them is held at a time), switch (each of them gets q, k and v of some heads of all the prompt's tokens, "
+          "attends to those, and gives back what that made; states as with gather-direct), chain (as plane, and they "
+          "give each other those states), or auto: "
           "what is predicted to be fastest, by measured rates")
-      ->check(OneOf({"auto", "plane", "gather", "gather-direct", "ring", "chain"}))
+      ->check(OneOf({"auto", "plane", "gather", "gather-direct", "ring", "switch", "chain"}))
       ->type_name("HOW")
       ->group("Disaggregation");
 }
@@ -367,9 +369,10 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   }
   if (flags.prefill_exchange == "gather-direct") options.prefill_exchange = proto::PrefixExchange::kGatherDirect;
   if (flags.prefill_exchange == "ring") options.prefill_exchange = proto::PrefixExchange::kRing;
+  if (flags.prefill_exchange == "switch") options.prefill_exchange = proto::PrefixExchange::kSwitch;
   // Where linear layers run on attention workers, there are no states to hand on.
   const bool direct = flags.prefill_exchange == "chain" || flags.prefill_exchange == "gather-direct" ||
-                      flags.prefill_exchange == "ring";
+                      flags.prefill_exchange == "ring" || flags.prefill_exchange == "switch";
   if (direct && flags.linear_prompts == "compute") options.linear_exchange = proto::LinearExchange::kChain;
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "proto/head_switch.h"
+
 namespace dovetail::cli {
 namespace {
 
@@ -51,12 +53,31 @@ absl::Status CheckChain(const EngineFlags& flags, const proto::AttentionTable& t
   return absl::OkStatus();
 }
 
+// What more a head switch asks of a model.
+absl::Status CheckSwitch(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu) {
+  if (on_gpu)
+    return InvalidArgument(
+        "--prefill-exchange switch: tokens are exchanged for heads among compute workers on CPUs only; take "
+        "gather-direct, or --device cpu");
+  const int most = proto::MostSwitchRanks(table);
+  if (most == 1)
+    return InvalidArgument(
+        "--prefill-exchange switch: ranks divide the KV heads among each other, and this model has one; take "
+        "gather-direct, ring or plane");
+  if (const int ranks = RanksAskedFor(flags); most > 0 && ranks > most)
+    return InvalidArgument("--prefill-exchange switch: ", ranks,
+                           " ranks (--prefill-ranks) cannot each have one of the ", most,
+                           " KV heads of this model; ask for at most ", most, ", or take gather-direct or ring");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu,
                                   bool cache_on_its_gpu) {
   if (flags.prefill_exchange == "chain") return CheckChain(flags, table, on_gpu);
-  const bool direct = flags.prefill_exchange == "gather-direct" || flags.prefill_exchange == "ring";
+  const bool switches = flags.prefill_exchange == "switch";
+  const bool direct = switches || flags.prefill_exchange == "gather-direct" || flags.prefill_exchange == "ring";
   if (!direct && flags.prefill_exchange != "gather") return absl::OkStatus();
   if (direct && on_gpu && table.has_linear() && flags.linear_prompts == "compute")
     return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
@@ -66,6 +87,7 @@ absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::Attenti
     return InvalidArgument(
         "--prefill-exchange ring: K and V go round among compute workers on CPUs only; take gather-direct, or --device "
         "cpu");
+  if (switches) DT_RETURN_IF_ERROR(CheckSwitch(flags, table, on_gpu));
   if (cache_on_its_gpu)
     return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
                            ": the KV cache lies on the GPU of the compute worker, where prompts are attended "

@@ -53,11 +53,13 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     all.chain_bytes += outcome.chain_bytes;
     all.direct_bytes += outcome.direct_bytes;
     all.ring_bytes += outcome.ring_bytes;
+    all.switch_bytes += outcome.switch_bytes;
   }
   EXPECT_GT(all.prefill_groups, 0u);
   if (DOVETAIL_SEED_COUNT >= 100) EXPECT_GT(all.chain_bytes, 0u) << "no ranks handed on states";
   EXPECT_GT(all.direct_bytes, 0u) << "none gave each other K and V";
   EXPECT_GT(all.ring_bytes, 0u) << "nothing went round";
+  EXPECT_GT(all.switch_bytes, 0u) << "none exchanged tokens for heads";
   EXPECT_GT(all.preemptions + all.prefix_hits, 0u) << "the seeds are too tame to say anything";
 }
 

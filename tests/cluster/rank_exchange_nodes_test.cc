@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "proto/rank_frames.h"
 #include "tests/cluster/node_cluster.h"
 #include "tests/cluster/tiny_hybrid.h"
@@ -176,6 +177,20 @@ std::filesystem::path Windows(const std::filesystem::path& folder) {
   return WriteTinyModel({.architecture = "gemma3", .window = 40}, folder.parent_path());
 }
 
+// Four KV heads, which three ranks do not divide.
+std::filesystem::path FourHeads(const std::filesystem::path& folder) {
+  return WriteTinyModel({.layers = 3, .heads = 8, .kv_heads = 4, .seed = 3}, folder.parent_path());
+}
+std::filesystem::path WindowsOfThreeHeads(const std::filesystem::path& folder) {
+  return WriteTinyModel({.architecture = "gemma3", .heads = 6, .kv_heads = 3, .window = 40, .seed = 4},
+                        folder.parent_path());
+}
+std::filesystem::path HybridOfFourHeads(const std::filesystem::path& folder) {
+  return WriteTinyFolder(
+      absl::StrReplaceAll(TinyGatedDeltaConfig(), {{"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4"}}), 7,
+      folder);
+}
+
 class RankExchangeNodes : public testing::TestWithParam<Kind> {
  protected:
   RankExchangeNodes() : model_(GetParam().write(TempFolder() / GetParam().name)) {}
@@ -184,6 +199,7 @@ class RankExchangeNodes : public testing::TestWithParam<Kind> {
     EXPECT_EQ(stats.prefix_chain_bytes > 0, GetParam().states);
     EXPECT_EQ(stats.prefix_direct_bytes > 0, GetParam().exchange == proto::PrefixExchange::kGatherDirect);
     EXPECT_EQ(stats.prefix_ring_bytes > 0, GetParam().exchange == proto::PrefixExchange::kRing);
+    EXPECT_EQ(stats.prefix_switch_bytes > 0, GetParam().exchange == proto::PrefixExchange::kSwitch);
   }
 
   // As one compute worker alone gives it.
@@ -231,7 +247,9 @@ TEST_P(RankExchangeNodes, ARankDiesAtEveryFrameAndNoBitDiffers) {
 // compute worker is one rank here and another there.
 TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateAndTwice) {
   uint64_t groups = 0;
-  for (uint64_t seed = 1; seed <= 4; ++seed) {
+  // Where all ranks end together, no group begins while the last ranks of another are at work.
+  const uint64_t seeds = GetParam().exchange == proto::PrefixExchange::kSwitch ? 8 : 4;
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Cluster cluster(model_, GetParam().exchange, 4, seed);
     std::vector<requests::GenerationRequest> requests;
@@ -252,7 +270,8 @@ TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateA
   EXPECT_GE(groups, 6u);
 }
 
-constexpr auto kDirect = proto::PrefixExchange::kGatherDirect, kRing = proto::PrefixExchange::kRing;
+constexpr auto kDirect = proto::PrefixExchange::kGatherDirect, kRing = proto::PrefixExchange::kRing,
+               kSwitch = proto::PrefixExchange::kSwitch;
 
 INSTANTIATE_TEST_SUITE_P(
     Models, RankExchangeNodes,
@@ -261,6 +280,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"windows_direct", Windows, kDirect, false}, Kind{"softmax_ring", Softmax, kRing, false},
                     Kind{"windows_ring", Windows, kRing, false},
                     Kind{"gated_delta_ring", Hybrid<TinyGatedDeltaConfig>, kRing},
+                    Kind{"softmax_switch", FourHeads, kSwitch, false},
+                    Kind{"windows_switch", WindowsOfThreeHeads, kSwitch, false},
+                    Kind{"gated_delta_switch", HybridOfFourHeads, kSwitch},
                     Kind{"gated_delta_direct", Hybrid<TinyGatedDeltaConfig>, kDirect},
                     Kind{"lightning_direct", Hybrid<TinyLightningConfig>, kDirect}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -143,8 +143,18 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   if (groups.OneIn(5)) scenario.prefix.reset();
   scenario.linear_prompts = !groups.OneIn(4);
   scenario.chain = scenario.linear_prompts && !groups.OneIn(4);
-  if (scenario.prefix && scenario.compute_workers > 1 && !groups.OneIn(3))
-    scenario.prefix = groups.OneIn(2) ? proto::PrefixExchange::kGatherDirect : proto::PrefixExchange::kRing;
+  if (scenario.prefix && scenario.compute_workers > 1) {
+    if (!groups.OneIn(3))
+      scenario.prefix = groups.OneIn(2) ? proto::PrefixExchange::kGatherDirect : proto::PrefixExchange::kRing;
+    else if (!groups.OneIn(4))
+      scenario.prefix = proto::PrefixExchange::kSwitch;
+    if (IsBetweenRanks(*scenario.prefix) && !groups.OneIn(4)) {  // or few of them are in a group
+      scenario.prefill_ranks = proto::kMaxPrefillRanks;
+      scenario.prefill_rank_tokens = 64;
+      scenario.chunked = true;
+      scenario.step_tokens = std::max(scenario.step_tokens, groups.Of(64, 200));
+    }
+  }
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
   return scenario;
@@ -175,7 +185,7 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
   change(&Scenario::prompt_kib, -1);
   change(&Scenario::prompt_tokens, 16);
   change(&Scenario::prefix, std::optional(proto::PrefixExchange::kAsk));
-  if (scenario.prefix == proto::PrefixExchange::kRing)
+  if (scenario.prefix == proto::PrefixExchange::kRing || scenario.prefix == proto::PrefixExchange::kSwitch)
     change(&Scenario::prefix, std::optional(proto::PrefixExchange::kGatherDirect));
   change(&Scenario::chain, false);
   if (!scenario.chain) change(&Scenario::linear_prompts, false);

@@ -299,6 +299,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
   outcome.chain_bytes = stats.scheduler.prefix_chain_bytes;
   outcome.direct_bytes = stats.scheduler.prefix_direct_bytes;
   outcome.ring_bytes = stats.scheduler.prefix_ring_bytes;
+  outcome.switch_bytes = stats.scheduler.prefix_switch_bytes;
   return outcome;
 }
 

@@ -113,6 +113,10 @@ class ComputeWorkerCoreTest : public ::testing::Test {
   static std::string Line(const AttendShard& a) { return absl::StrCat("shard ", a.op, " of ", a.rank); }
   static std::string Line(const ForwardRankRows& a) { return absl::StrCat("hand on ", a.op, " of ", a.rank); }
   static std::string Line(const SendRankAttended& a) { return absl::StrCat("attended ", a.op); }
+  static std::string Line(const SendRankHeads& a) { return absl::StrCat("heads ", a.op); }
+  static std::string Line(const AttendHeads& a) { return absl::StrCat("heads ", a.op, " of ", a.rank); }
+  static std::string Line(const SendRankOutputs& a) { return absl::StrCat("outputs ", a.op); }
+  static std::string Line(const PlaceRankOutputs& a) { return absl::StrCat("outputs ", a.op, " of ", a.rank); }
   static std::string Line(const Sample&) { return "sample"; }
   std::string Line(const FinishStep& a) {
     finished_ = a.result;

@@ -4,6 +4,7 @@
 
 #include "compute_worker/last_rows.h"
 #include "gtest/gtest.h"
+#include "proto/head_switch.h"
 #include "tests/compute_worker/small_spec.h"
 
 namespace dovetail::compute {
@@ -55,6 +56,39 @@ std::vector<std::byte> RowsOf(const proto::AttentionTable& table, int rank, int 
   return std::vector<std::byte>(static_cast<size_t>(end - begin) * row, static_cast<std::byte>(16 * rank + op + 1));
 }
 
+namespace {
+
+std::vector<std::byte> BytesOf(int64_t bytes, int from, int op) {
+  return std::vector<std::byte>(static_cast<size_t>(bytes), static_cast<std::byte>(16 * from + op + 1));
+}
+
+int HeadCount(const proto::SoftmaxSpec& spec, const std::vector<Position>& cuts, int rank) {
+  return proto::HeadsOfRank(spec.kv_heads, rank, static_cast<int>(cuts.size()) - 1).size();
+}
+
+std::vector<Position> CutsOf(const proto::StepPlan& plan) {
+  std::vector<Position> cuts;
+  for (const proto::RankAddress& rank : plan.ranks) cuts.push_back(rank.begin);
+  cuts.push_back(plan.part.end);
+  return cuts;
+}
+
+}  // namespace
+
+std::vector<std::byte> HeadsOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts, int from,
+                               int to) {
+  const proto::SoftmaxSpec& spec = table.softmax(table.op_group[op]);
+  const Position first = from == 0 ? cuts[0] / 64 * 64 : cuts[from];
+  return BytesOf(proto::HeadRowsBytes(spec, {cuts[from], cuts[from + 1]}, first, HeadCount(spec, cuts, to)), from, op);
+}
+
+std::vector<std::byte> OutputsOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts,
+                                 int from, int to) {
+  const proto::SoftmaxSpec& spec = table.softmax(table.op_group[op]);
+  return BytesOf(proto::HeadOutputBytes(spec, {cuts[to], cuts[to + 1]}, cuts[0] / 64 * 64, HeadCount(spec, cuts, from)),
+                 from, op);
+}
+
 proto::StepPlan RankPlan(const proto::AttentionTable& table, int rank, const std::vector<Position>& cuts,
                          uint64_t group, proto::PrefixExchange exchange, proto::LinearExchange linear) {
   const int ranks = static_cast<int>(cuts.size()) - 1;
@@ -81,7 +115,8 @@ FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt
              .prompt_blocks = prompt_blocks,
              .linear_prompts = true,
              .rank_rows = true,
-             .rank_ring = true}) {
+             .rank_ring = true,
+             .rank_switch = true}) {
   core_.AddAttentionWorker({WorkerId(0), kEpoch, NodeId(10)});
 }
 
@@ -140,6 +175,7 @@ void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deq
          RankRowsArrived{receiver.to.step, receiver.to.micro_batch, send->op, send->rank,
                          RowsOf(core_.table(), send->rank, send->op, entry.ctx_len + receiver.first_row, end)});
     }
+  PerformSwitch(action, events, sent);
   if (const auto* send = std::get_if<SendRankAttended>(&action))
     to(send->to, RankAttended{send->to.step, send->to.micro_batch, send->op, send->rank});
   if (const auto* send = std::get_if<SendQuery>(&action)) AnswerStates(send->op, frames);
@@ -147,6 +183,30 @@ void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deq
     AnswerWith(send->op, LayoutOf(send->op).partial_bytes, frames);
   if (std::holds_alternative<Sample>(action)) events.push_back(SampleDone{id_, {core_.PlanOf(id_).step, id_}});
   if (const auto* finish = std::get_if<FinishStep>(&action)) results_.push_back(finish->result);
+}
+
+void FakeRank::PerformSwitch(const Action& action, std::deque<Event>& events, std::vector<ToRank>& sent) {
+  const auto rank_of = [](const proto::RankAddress& to) { return static_cast<int>(to.worker.value()); };
+  if (const auto* send = std::get_if<SendRankHeads>(&action)) {
+    if (LayoutOf(send->op).gather_bytes > 0) EXPECT_FALSE(core_.PartsOf(id_)[0].partial.empty()) << "it is sent, too";
+    for (const SendRankHeads::Receiver& receiver : send->receivers) {
+      const proto::RankAddress& to = receiver.to;
+      sent.push_back({rank_of(to), RankHeadsArrived{to.step, to.micro_batch, send->op, send->rank,
+                                                    HeadsOf(core_.table(), send->op, CutsOf(core_.PlanOf(id_)),
+                                                            send->rank, rank_of(to))}});
+    }
+  }
+  if (const auto* attend = std::get_if<AttendHeads>(&action)) {
+    const auto rows = core_.RankHeads(id_, attend->op, attend->rank);
+    heads_.push_back({attend->op, attend->rank, {rows.begin(), rows.end()}});
+    events.push_back(DenseDone{id_});
+  }
+  if (const auto* send = std::get_if<SendRankOutputs>(&action))
+    sent.push_back({rank_of(send->to), RankOutputsArrived{send->to.step, send->to.micro_batch, send->op, send->rank,
+                                                          OutputsOf(core_.table(), send->op, CutsOf(core_.PlanOf(id_)),
+                                                                    send->rank, rank_of(send->to))}});
+  if (const auto* place = std::get_if<PlaceRankOutputs>(&action))
+    placed_.push_back({place->op, place->rank, {place->outputs.bytes.begin(), place->outputs.bytes.end()}});
 }
 
 void FakeRank::Note(int op) {

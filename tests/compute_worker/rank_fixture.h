@@ -35,12 +35,25 @@ class FakeRank {
     std::vector<std::byte> rows;
   };
   const std::vector<Shard>& shards() const { return shards_; }
+  // In a head switch: what was attended to, in order, for whom, and by what of others; and what came back for the
+  // step's own tokens.
+  struct Heads {
+    int op = 0;
+    int rank = 0;
+    std::vector<std::byte> rows;
+  };
+  const std::vector<Heads>& heads() const { return heads_; }
+  const std::vector<Heads>& placed() const { return placed_; }
   std::vector<std::string> errors() const;
-  void Clear() { ran_.clear(), from_.clear(), results_.clear(), shards_.clear(); }
+  void Clear() {
+    ran_.clear(), from_.clear(), results_.clear(), shards_.clear();
+    heads_.clear(), placed_.clear();
+  }
   ComputeWorkerCore& core() { return core_; }
 
  private:
   void Perform(const Action& action, std::deque<Event>& events, std::deque<Event>& frames, std::vector<ToRank>& sent);
+  void PerformSwitch(const Action& action, std::deque<Event>& events, std::vector<ToRank>& sent);
   void Note(int op);
   void AnswerStates(int op, std::deque<Event>& frames);
   void AnswerWith(int op, int64_t bytes, std::deque<Event>& frames);
@@ -53,6 +66,7 @@ class FakeRank {
   std::vector<std::vector<std::byte>> from_;
   std::vector<proto::StepResult> results_;
   std::vector<Shard> shards_;
+  std::vector<Heads> heads_, placed_;
 };
 
 // `ops` softmax ops, but one that is linear and one with a window of `window` tokens.
@@ -62,6 +76,12 @@ proto::AttentionTable HybridTable(int ops, int linear_op, int windowed_op, int w
 // is.
 std::vector<std::byte> StateOf(const proto::AttentionTable& table, int rank, int op);
 std::vector<std::byte> RowsOf(const proto::AttentionTable& table, int rank, int op, Position begin, Position end);
+
+// In a head switch of those cuts: q, k and v of rank `from`, and what it gives of tokens of rank `to`. Likewise.
+std::vector<std::byte> HeadsOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts, int from,
+                               int to);
+std::vector<std::byte> OutputsOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts,
+                                 int from, int to);
 
 // The plan of a rank: `cuts` say where the ranks begin, and the end; the group's step is `group`, and rank r has the
 // one r later.

@@ -7,6 +7,7 @@
 #include "compute_worker/core/compute_worker_core.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/prefix_traffic.h"
 #include "scheduler/core/prefill_cost.h"
 #include "tests/compute_worker/rank_fixture.h"
 
@@ -155,7 +156,8 @@ Moved CompareWithThePlanner(proto::PrefixExchange exchange) {
   Moved moved;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     std::mt19937 random(seed);
-    const int ranks = 2 + static_cast<int>(random() % 3);
+    const int some = 2 + static_cast<int>(random() % 3);
+    const int ranks = exchange == proto::PrefixExchange::kSwitch ? 2 : some;  // as many as there are KV heads
     std::vector<Rank> workers;
     std::vector<uint32_t> blocks;
     for (int r = 0; r < ranks; ++r) {
@@ -181,6 +183,9 @@ Moved CompareWithThePlanner(proto::PrefixExchange exchange) {
         const scheduler::StepWork work = scheduler::WorkOf(table, {.ctx_len = cuts[r],
                                                                    .base = base,
                                                                    .tokens = cuts[r + 1] - cuts[r],
+                                                                   .group_end = cuts.back(),
+                                                                   .rank = r,
+                                                                   .ranks = ranks,
                                                                    .exchange = exchange,
                                                                    .held = held[r],
                                                                    .scratch_blocks = blocks[r],
@@ -189,7 +194,7 @@ Moved CompareWithThePlanner(proto::PrefixExchange exchange) {
         EXPECT_EQ(work.traffic, result.prefix);
         EXPECT_EQ(work.here_flops, result.work.here_flops);
         held[r] = work.held;
-        const int64_t from_ranks = result.prefix.direct_bytes + result.prefix.ring_bytes;
+        const int64_t from_ranks = proto::RankBytesOf(result.prefix) - result.prefix.chain_bytes;
         moved.direct += from_ranks > 0 ? 1 : 0;
         moved.gathered += result.prefix.gathered_bytes > 0 ? 1 : 0;
         moved.asked += result.prefix.asked_bytes > 0 ? 1 : 0;
@@ -215,6 +220,14 @@ TEST(RankRing, RanksMoveAndKeepWhatThePlannerCounts) {
   EXPECT_GT(moved.gathered, 50);
   EXPECT_GT(moved.asked, 100) << "what lies before the group";
   EXPECT_GT(moved.none, 5) << "without room";
+}
+
+TEST(RankSwitch, RanksMoveAndKeepWhatThePlannerCounts) {
+  const Moved moved = CompareWithThePlanner(proto::PrefixExchange::kSwitch);
+  EXPECT_GT(moved.direct, 400) << "all of them";
+  EXPECT_GT(moved.gathered, 50) << "by rank 0, of the first segment";
+  EXPECT_GT(moved.asked, 300) << "what lies before the group";
+  EXPECT_EQ(moved.none, 0);
 }
 
 class RankGatherOrder : public ::testing::TestWithParam<int> {};

@@ -111,6 +111,39 @@ TEST_F(RankLinksTest, AStateIsAnsweredToItsSenderOnly) {
   EXPECT_EQ(links_.held(), 0u) << "an answer is not answered";
 }
 
+// A peer may wait for the answer before it makes room.
+TEST_F(RankLinksTest, AnAnswerGoesBeforeTensorsThatWaitForRoom) {
+  constexpr int kFrames = transport::kMaxFramesInFlight + 5;
+  for (int i = 0; i < kFrames; ++i) ASSERT_EQ(links_.SendState(Rank(5), i, State(i)), absl::OkStatus());
+  const auto state = proto::MakeHeader(proto::kRankState, Epoch(9), StepId(11), MicroBatchId(1), 6, 100);
+  EXPECT_TRUE(links_.AnswerTensor(there_->id(), state));
+  there_->Poll(received_, 1);
+  links_.SendWaiting();
+  while (there_->Poll(received_, 1000) > 0 && received_.headers.size() < kFrames) continue;
+  ASSERT_EQ(received_.headers.size(), static_cast<size_t>(transport::kMaxFramesInFlight + 1));
+  EXPECT_EQ(received_.headers.back().type, proto::kRankTaken);
+}
+
+// Both are of one op and rank, and their answers say which is meant.
+TEST_F(RankLinksTest, QueriesAndOutputsOfAnOpAreAnsweredApart) {
+  const auto rows = std::make_shared<const std::vector<std::byte>>(State(7));
+  ASSERT_EQ(links_.SendHeads(Rank(5), 3, /*rank=*/2, transport::Lend(rows, rows->size())), absl::OkStatus());
+  ASSERT_EQ(links_.SendOutputs(Rank(5), 3, 2, State(8)), absl::OkStatus());
+  there_->Poll(received_, 10);
+  ASSERT_EQ(received_.headers.size(), 2u);
+  for (const proto::FrameHeader& header : received_.headers) EXPECT_EQ(proto::Validate(header), absl::OkStatus());
+  EXPECT_EQ(received_.headers[0].type, proto::kRankHeads);
+  EXPECT_EQ(received_.headers[0].digest, 2u);
+  EXPECT_EQ(received_.headers[1].type, proto::kRankOutputs);
+  EXPECT_EQ(received_.headers[1].digest, 2u + proto::kMaxPrefillRanks);
+  links_.OnTaken(there_->id(), Taken(received_.headers[1]));
+  links_.OnTaken(there_->id(), Taken(received_.headers[1]));
+  EXPECT_EQ(links_.held(), 1u);
+  EXPECT_EQ(rows.use_count(), 2);
+  links_.OnTaken(there_->id(), Taken(received_.headers[0]));
+  EXPECT_EQ(links_.held(), 0u);
+}
+
 TEST_F(RankLinksTest, NothingIsKeptForAPeerThatIsLost) {
   ASSERT_EQ(links_.SendState(Rank(5), 1, State(1)), absl::OkStatus());
   links_.Lose(WorkerId(7), Epoch(2));

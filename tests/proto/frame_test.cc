@@ -43,6 +43,8 @@ constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
                                    kRankState,
                                    kRankRows,
                                    kRankAttended,
+                                   kRankHeads,
+                                   kRankOutputs,
                                    kRankTaken};
 
 FrameHeader Good() { return MakeHeader(FrameType::kQuery, Epoch(3), StepId(99), MicroBatchId(1), 17, 4096); }
@@ -74,7 +76,7 @@ TEST(FrameHeader, LiesInMemoryAsItCrossesTheWire) {
   uint8_t bytes[64];
   std::memcpy(bytes, &header, 64);
   EXPECT_EQ(std::memcmp(bytes, "DVTL", 4), 0);
-  EXPECT_EQ(bytes[4], 11) << "version";
+  EXPECT_EQ(bytes[4], 12) << "version";
   EXPECT_EQ(bytes[6], 34) << "type";
   EXPECT_EQ(bytes[8], 3) << "epoch";
   EXPECT_EQ(bytes[12], 1) << "micro-batch";
@@ -104,7 +106,7 @@ TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {
   EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: magic 1195857222 is not"));
   header = Good();
   header.version = 1;
-  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 11"));
+  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 12"));
   header = Good();
   header.payload_bytes = kMaxPayloadBytes;
   EXPECT_EQ(Verdict(Sealed(header)), "accepted");

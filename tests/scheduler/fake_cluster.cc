@@ -335,6 +335,13 @@ void FakeCluster::Do(const RunStep& asked) {
   }
   result.prefix = {tokens, 2 * tokens, 3 * tokens};
   in_flight_[plan.micro_batch.value()] = {action.compute_worker, plan};
+  if (in_group && rank_to_hang_) {
+    group_.stuck = true;
+    if (*rank_to_hang_ == plan.part.rank) {
+      hung_ = plan.step;
+      rank_to_hang_.reset();
+    }
+  }
   if (in_group && group_.stuck) return;  // it waits for tokens that do not come
   out_of_memory += result.status == proto::StepStatus::kOutOfMemory ? 1 : 0;
   if (result.status == proto::StepStatus::kOk) {
@@ -377,7 +384,7 @@ void FakeCluster::Do(const WithdrawStep& action) {
   const auto at = in_flight_.find(action.micro_batch.value());
   if (at == in_flight_.end() || at->second.plan.step != action.step)
     return Violate("a step is withdrawn that has ended");
-  if (at->second.answered) return;
+  if (at->second.answered || action.step == hung_) return;
   ++withdrawn;
   at->second.answered = true;
   Post(now_ + AnswerDelay(), StepFinished{action.compute_worker,

@@ -78,6 +78,8 @@ class FakeCluster {
   // Plans with an entry that this is true of are answered with kGrammarPending.
   std::function<bool(const proto::StepEntry&)> compiles_grammar;
   void LoseNextResults(int results) { results_to_lose_ = results; }
+  // Of the next group no rank ends, for each waits for all others; and this one does not end when it is withdrawn.
+  void HangRank(int rank) { rank_to_hang_ = rank; }
   void Slow(WorkerId compute_worker, double times) { slowness_[compute_worker] = times; }  // from the next step on
   void SpoilNextEntry() { spoil_next_entry_ = true; }  // kBadLogits in the next step's first entry
   // Compute workers no longer reach it as it is now; the scheduler knows nothing of that.
@@ -181,6 +183,8 @@ class FakeCluster {
     absl::Time last_end;
   };
   Group group_;
+  std::optional<int> rank_to_hang_;
+  StepId hung_;
   int results_to_lose_ = 0, steps_to_damage_ = 0;
   uint64_t last_lost_result_ = 0;  // as `steps` counts
   uint32_t next_compute_worker_ = 100;

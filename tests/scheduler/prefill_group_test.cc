@@ -218,6 +218,41 @@ TEST(PrefillGroup, ARankWithoutAResultInTimeIsDismissed) {
   ExpectClean(cluster);
 }
 
+// Each rank waits for all others: which of them is at fault shows once they are withdrawn.
+TEST(PrefillGroup, OfRanksThatSwitchHeadsTheOneThatHangsIsDismissed) {
+  for (const int hung : {0, 1, 2}) {
+    ClusterOptions options = GroupCluster(3);
+    options.scheduler.step_timeout = absl::Milliseconds(300);
+    options.scheduler.attention = SmallTable(/*ops=*/2, /*kv_heads=*/3);
+    options.scheduler.prefill_exchange = proto::PrefixExchange::kSwitch;
+    FakeCluster cluster(options);
+    const RequestId id = cluster.Submit(Ask(1500, 12));
+    cluster.HangRank(hung);
+    cluster.RunUntilIdle();
+    EXPECT_THAT(cluster.dismissed, ElementsAre(WorkerId(100 + static_cast<uint32_t>(hung))));
+    ExpectUndisturbed(cluster, id);
+    ExpectClean(cluster);
+  }
+}
+
+// As many ranks as KV heads, whatever was asked for.
+TEST(PrefillGroup, OfRanksThatSwitchHeadsThereAreAsManyAsKvHeads) {
+  ClusterOptions options = GroupCluster(4);
+  options.scheduler.attention = SmallTable(/*ops=*/2, /*kv_heads=*/2);
+  options.scheduler.prefill_exchange = proto::PrefixExchange::kSwitch;
+  options.scheduler.prefill_ranks = 4;
+  FakeCluster cluster(options);
+  int most = 0;
+  cluster.on_action = [&](const Action& action) {
+    if (const auto* run = std::get_if<RunStep>(&action)) most = std::max(most, run->plan.part.ranks);
+  };
+  const RequestId id = cluster.Submit(Ask(3000, 12));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(most, 2);
+  ExpectUndisturbed(cluster, id);
+  ExpectClean(cluster);
+}
+
 TEST(PrefillGroup, ACancelledPromptIsWithdrawnAtOnce) {
   FakeCluster cluster(GroupCluster(3));
   const RequestId id = cluster.Submit(Ask(4000, 12));

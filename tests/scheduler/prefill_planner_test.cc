@@ -260,6 +260,25 @@ TEST_F(DirectPlannerTest, KAndVGoRoundWhereARankHasRoomForItsOwnOnly) {
   EXPECT_EQ(learn(), PrefixExchange::kGatherDirect);
 }
 
+// The last of two ranks with 512 tokens each attends to three of four pairs otherwise, here to half of them.
+TEST_F(DirectPlannerTest, RanksExchangeTokensForHeadsWhereAttentionIsMostOfIt) {
+  PrefillPlanner planner(table_, options_);
+  LearnGiving(planner, 3, /*rows=*/true);
+  proto::StepResult result;
+  result.work = {.tokens = 1000, .step_tokens = 1000, .scratch_blocks = 10000, .gives_rows = true};
+  result.timings.dense_us = 1000;
+  const auto choose = [&](int ranks) {
+    for (const uint32_t worker : {10, 11, 12}) planner.Learn(WorkerId(worker), {}, result, false);
+    return planner.Choose(Prompt(1024), Free(ranks), ranks);
+  };
+  EXPECT_NE(choose(2).forecast.exchange, PrefixExchange::kSwitch) << "they have not said that they may";
+  result.work.switches_heads = true;
+  const PrefillChoice choice = choose(2);
+  EXPECT_EQ(choice.forecast.exchange, PrefixExchange::kSwitch);
+  EXPECT_THAT(choice.cuts, ElementsAre(0, 512, 1024)) << "whatever their tokens see";
+  EXPECT_NE(choose(3).forecast.exchange, PrefixExchange::kSwitch) << "there are two KV heads";
+}
+
 TEST_F(DirectPlannerTest, TheRateOfALinkIsLearntFromItsSenderAndASlowOneIsNotTaken) {
   PrefillPlanner planner(table_, options_);
   LearnGiving(planner, 2, /*rows=*/true);

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <random>
 
+#include "proto/head_switch.h"
 #include "scheduler/core/prefill_planner.h"
 
 namespace dovetail::scheduler {
@@ -77,6 +78,9 @@ class Simulation {
       work.push_back(WorkOf(table_, {.ctx_len = choice.cuts[r],
                                      .base = choice.cuts[0],
                                      .tokens = choice.cuts[r + 1] - choice.cuts[r],
+                                     .group_end = choice.cuts.back(),
+                                     .rank = r,
+                                     .ranks = ranks,
                                      .exchange = choice.forecast.exchange,
                                      .held = held_[w],
                                      .last = choice.cuts[r + 1] == prompt.end,
@@ -100,7 +104,15 @@ class Simulation {
   void Learn(WorkerId worker, const StepWork& work, proto::RankTransfer given, double slower, bool follows) {
     const auto us = [&](double seconds) { return static_cast<int64_t>(1e6 * slower * seconds); };
     proto::StepResult result;
-    result.work = {work.tokens, work.tokens, work.here_flops, work.asked_flops, UINT32_MAX, true, true};
+    result.work = {.tokens = work.tokens,
+                   .step_tokens = work.tokens,
+                   .here_flops = work.here_flops,
+                   .asked_flops = work.asked_flops,
+                   .scratch_blocks = UINT32_MAX,
+                   .gives_rows = true,
+                   .passes_on_rows = true,
+                   .switches_heads = true,
+                   .gives_states = true};
     given.busy_us = us(static_cast<double>(given.bytes) * *host_.compute.link_byte_s);
     if (given.bytes > 0) result.transfers = {given};
     result.prefix = work.traffic;
@@ -127,9 +139,11 @@ struct Regret {
 
 std::vector<proto::PrefillWay> WaysToForce(const proto::AttentionTable& table, int ranks) {
   std::vector<proto::PrefillWay> ways;
-  for (const PrefixExchange softmax : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect})
+  for (const PrefixExchange softmax : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect,
+                                       PrefixExchange::kRing, PrefixExchange::kSwitch})
     for (const LinearExchange linear : {LinearExchange::kStates, LinearExchange::kChain}) {
       const proto::PrefillWay way{softmax, linear};
+      if (softmax == PrefixExchange::kSwitch && ranks > proto::MostSwitchRanks(table)) continue;
       if ((ranks == 1 && IsBetweenRanks(way)) || (IsBetweenRanks(linear) && !table.has_linear())) continue;
       ways.push_back(way);
     }

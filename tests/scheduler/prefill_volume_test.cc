@@ -102,13 +102,18 @@ const PrefillTableRow& RowOf(const std::vector<PrefillTableRow>& rows, const std
 
 TEST(PrefillTable, ASlowLinkSeparatesExchangesByTheirBytes) {
   const auto fast = MakePrefillTable(Llama(8, 450e9));
-  EXPECT_GT(RowOf(fast, "switch").efficiency, 0.95);
-  EXPECT_FALSE(RowOf(fast, "switch").built);
+  PrefillTableInput in_one_group = Llama(8, 450e9);
+  in_one_group.max_step_tokens = static_cast<int>(in_one_group.new_tokens);
+  EXPECT_GT(RowOf(MakePrefillTable(in_one_group), "switch").efficiency, 0.95);
+  EXPECT_TRUE(RowOf(fast, "switch").built);
   EXPECT_TRUE(RowOf(fast, "plane").built);
   EXPECT_EQ(BytesOf(RowOf(fast, "plane").traffic), RowOf(fast, "plane").total_bytes);
   const auto slow = MakePrefillTable(Llama(8, 3.125e9));
   EXPECT_EQ(RowOf(slow, "tensor-parallel").bound, PrefillBound::kLink);
-  EXPECT_LT(RowOf(slow, "switch").seconds, RowOf(slow, "gather-direct").seconds) << "280 MiB a layer, not 448";
+  in_one_group.link_byte_s = 1 / 3.125e9;
+  const auto slow_group = MakePrefillTable(in_one_group);
+  EXPECT_LT(RowOf(slow_group, "switch").seconds, RowOf(slow_group, "gather-direct").seconds)
+      << "280 MiB a layer, not 448";
   EXPECT_LT(RowOf(slow, "gather-direct").seconds, RowOf(slow, "tensor-parallel").seconds);
   for (size_t i = 1; i < slow.size(); ++i) EXPECT_GE(slow[i].seconds, slow[i - 1].seconds);
 }
@@ -126,6 +131,20 @@ TEST(PrefillTable, ARingMovesWhatAGatherDoesAmongTheRanksOfAGroup) {
   EXPECT_GT(RowOf(one_group, "ring").traffic.ring_bytes, 0);
 }
 
+// In one group, and with as many KV heads for each rank.
+TEST(PrefillTable, ASwitchThatIsBuiltMovesWhatTheFormulaSays) {
+  for (const int ranks : {2, 4, 8}) {
+    PrefillTableInput input = Llama(ranks, 450e9);
+    input.max_step_tokens = static_cast<int>(input.new_tokens);
+    const PrefillTableRow row = RowOf(MakePrefillTable(input), "switch");
+    EXPECT_TRUE(row.built);
+    const PromptShape shape{.new_tokens = input.new_tokens, .ranks = ranks};
+    EXPECT_EQ(row.rank_bytes, 32 * SwitchBytes(Softmax(32, 8, 128), shape));
+    EXPECT_EQ(row.traffic.switch_bytes, ranks * row.rank_bytes);
+    EXPECT_EQ(row.total_bytes, row.traffic.switch_bytes);
+  }
+}
+
 TEST(PrefillTable, MoreRanksThanHeadsCannotSwitch) {
   const auto rows = MakePrefillTable(Llama(64, 450e9));
   EXPECT_EQ(rows.back().softmax, "switch");
@@ -141,6 +160,9 @@ TEST(PrefillTable, HybridsCombineBothKindsOfLayer) {
                                                   std::vector<proto::LinearConstants>(4));
   const auto rows = MakePrefillTable(input);
   EXPECT_EQ(rows.size(), 6u + (4 * 4 - 2) + 1) << "six are built, two of which are of two direct exchanges";
+  input.ranks = 2;
+  EXPECT_EQ(MakePrefillTable(input).size(), 7u + (4 * 4 - 3) + 1)
+      << "with as many KV heads as ranks the switch is, too";
   for (const PrefillTableRow& row : rows)
     if (row.softmax == "ring" && row.linear == "state-gather") EXPECT_EQ(row.rank_bytes, (192 + 3 * 12) * kMiB);
 }

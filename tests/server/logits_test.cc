@@ -27,6 +27,7 @@ struct Family {
   std::string name, model;
   int tokens = 450, vocabulary = 97;
   bool hybrid = false;
+  int kv_heads = 2;
 };
 
 class LogitsOverRanks : public testing::Test {
@@ -54,6 +55,10 @@ class LogitsOverRanks : public testing::Test {
     return {dovetail::test::ReadFile(path), Json::parse(result.out)};
   }
 
+  static bool IsDirect(const std::string& exchange) {
+    return exchange == "gather-direct" || exchange == "ring" || exchange == "switch";
+  }
+
   // What `dovetail plan-prefill` says of the same prompt.
   static Json PlannedBytes(const Family& family, const std::string& exchange, int ranks) {
     const CommandResult result =
@@ -62,7 +67,7 @@ class LogitsOverRanks : public testing::Test {
                      "--max-num-batched-tokens", "512", "--kv-cache-dtype", "float32", "--json"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     const Json plan = Json::parse(result.out);
-    const bool hands_on = exchange == "chain" || exchange == "gather-direct" || exchange == "ring";
+    const bool hands_on = exchange == "chain" || IsDirect(exchange);
     const std::string softmax = exchange == "chain" ? "plane" : exchange;
     const std::string name = family.hybrid ? softmax + (hands_on ? " + chain" : " + state") : softmax;
     for (const Json& row : plan["plans"][0]["exchanges"])
@@ -74,6 +79,9 @@ class LogitsOverRanks : public testing::Test {
 
 TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
   // Windows of 16 tokens in every other layer, sinks, and experts; 256 positions.
+  families_.push_back({"heads",
+                       dovetail::test::WriteTinyModel({.heads = 10, .kv_heads = 5, .seed = 9}, folder_).string(), 450,
+                       97, false, 5});
   const std::filesystem::path sinks = dovetail::test::GoldenFolder("moe", "gpt_oss");
   if (!sinks.empty()) families_.push_back({"sinks", sinks.string(), 250, 320});
   for (const Family& family : families_) {
@@ -81,9 +89,10 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
     const size_t values = static_cast<size_t>(family.tokens) * family.vocabulary;
     ASSERT_EQ(alone.size(), 128u + values * sizeof(float)) << family.name;
     EXPECT_FALSE(said_alone.contains("prefill"));
-    for (const std::string exchange : {"plane", "gather", "gather-direct", "ring", "chain"}) {
+    for (const std::string exchange : {"plane", "gather", "gather-direct", "ring", "switch", "chain"}) {
       if (exchange == "chain" && !family.hybrid) continue;  // there are no states
       for (const int ranks : {1, 2, 3}) {
+        if (exchange == "switch" && ranks > family.kv_heads) continue;
         SCOPED_TRACE(absl::StrCat(family.name, ", ", exchange, ", ", ranks, " ranks"));
         const auto [file, said] = Logits(family, {"--compute-workers", "3", "--prefill-ranks", std::to_string(ranks),
                                                   "--prefill-rank-tokens", "64", "--prefill-exchange", exchange});
@@ -92,10 +101,11 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
         const Json& prefill = said["prefill"];
         EXPECT_EQ(prefill["groups"], ranks > 1 ? 1 : 0);
         EXPECT_EQ(prefill["group_tokens"], ranks > 1 ? family.tokens : 0);
-        const bool direct = exchange == "gather-direct" || exchange == "ring";
+        const bool direct = IsDirect(exchange);
         EXPECT_EQ(prefill["bytes"]["plane"] > 0, ranks > 1 && (exchange == "plane" || exchange == "chain"));
         EXPECT_EQ(prefill["bytes"]["gather"] > 0, ranks > 1 && exchange == "gather");
-        EXPECT_EQ(prefill["bytes"]["gather-direct"] > 0, ranks > 1 && direct);
+        for (const char* between : {"gather-direct", "ring", "switch"})
+          EXPECT_EQ(prefill["bytes"][between] > 0, ranks > 1 && exchange == between);
         EXPECT_EQ(prefill["bytes"]["state"] > 0, family.hybrid);
         EXPECT_EQ(prefill["bytes"]["chain"] > 0, ranks > 1 && family.hybrid && (direct || exchange == "chain"));
         EXPECT_EQ(prefill["bytes"], PlannedBytes(family, exchange, ranks));
@@ -126,6 +136,15 @@ TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
        {"--compute-workers", "2", "--prefill-ranks", "2"},
        "--prefill-ranks: 2 ranks of at least 1024 tokens (--prefill-rank-tokens) need a prompt of 2048, and this one "
        "has 450; lower the one or the other"},
+      {softmax,
+       {"--compute-workers", "3", "--prefill-ranks", "3", "--prefill-rank-tokens", "64", "--prefill-exchange",
+        "switch"},
+       "--prefill-exchange switch: 3 ranks (--prefill-ranks) cannot each have one of the 2 KV heads of this model; ask "
+       "for at most 2, or take gather-direct or ring"},
+      {dovetail::test::WriteTinyModel({.heads = 4, .kv_heads = 1, .seed = 8}, folder_).string(),
+       {"--compute-workers", "2", "--prefill-exchange", "switch"},
+       "--prefill-exchange switch: ranks divide the KV heads among each other, and this model has one; take "
+       "gather-direct, ring or plane"},
       {softmax,
        {"--compute-devices", "cuda:0,cuda:1"},
        "--compute-devices cuda:0,cuda:1: it says where the layers run, and so does --device cpu; leave that out"},

@@ -1,0 +1,151 @@
+// The ranks of a prefill group exchange tokens for heads (Ulysses' switch): in each softmax op a rank sends the others
+// q, k and v of its tokens, each the heads which that one attends to, attends to its own heads of all tokens of the
+// group, one rank's tokens after the other, and sends back what that gave. It goes on to the next op when it has
+// attended to all tokens and has all heads of its own.
+//
+// A rank needs nothing in order to send what the others need of an op but to have ended the op before, and it ends no
+// op before the others have sent theirs of it. So ranks are at most one op apart, each holds what the others sent of
+// two ops at most, and of the ranks that are behind the foremost always finds what it waits for: no two wait for each
+// other.
+#include <utility>
+
+#include "compute_worker/core/compute_worker_core.h"
+#include "proto/head_switch.h"
+
+namespace dovetail::compute {
+
+using proto::StepPlan;
+
+bool ComputeWorkerCore::Switches(const StepPlan& plan) {
+  return !plan.ranks.empty() && plan.entries[0].exchange == proto::PrefixExchange::kSwitch;
+}
+
+proto::SwitchRank ComputeWorkerCore::SwitchRankOf(const StepPlan& plan) {
+  return {.base = plan.part.base,
+          .end = plan.part.end,
+          .tokens = TokensOfRank(plan, plan.part.rank),
+          .rank = plan.part.rank,
+          .ranks = plan.part.ranks};
+}
+
+// K and V lie in memory of their own. Earlier tokens of the segment in which the group begins are gathered by rank 0,
+// which gives them to the others, and those before that are asked of the attention workers.
+PromptEntry ComputeWorkerCore::BeginPromptOfSwitch(const StepPlan& plan) {
+  PromptEntry prompt;
+  prompt.switches = true;
+  prompt.begin = proto::SwitchBegin(plan.part.base);
+  if (plan.part.rank == 0 && prompt.begin < plan.part.base) {
+    prompt.gather_begin = prompt.begin;
+    prompt.gather_end = plan.part.base;
+  }
+  return prompt;
+}
+
+// Whether another rank sends so much of its tokens for the heads that are attended here.
+bool ComputeWorkerCore::FitsSwitch(const StepPlan& plan, int op, int rank, size_t bytes) const {
+  if (!Switches(plan) || rank >= plan.part.ranks || rank == plan.part.rank) return false;
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
+  const proto::TokenRange tokens = TokensOfRank(plan, rank);
+  const int heads = proto::HeadsOfRank(spec.kv_heads, plan.part.rank, plan.part.ranks).size();
+  const Position first = rank == 0 ? proto::SwitchBegin(plan.part.base) : tokens.begin;
+  return static_cast<int64_t>(bytes) == proto::HeadRowsBytes(spec, tokens, first, heads);
+}
+
+// The op's own q, k and v are there.
+void ComputeWorkerCore::BeginSwitch(MicroBatch& batch, int op, std::vector<Action>& actions) {
+  if (table_.linear(table_.op_group[op]) != nullptr) return;
+  batch.heads = {.op = op};
+  SendHeads(batch, actions);
+}
+
+// Once, when what is gathered has come.
+void ComputeWorkerCore::SendHeads(MicroBatch& batch, std::vector<Action>& actions) {
+  const StepPlan& plan = batch.plan;
+  const int op = batch.heads.op;
+  if (!Switches(plan) || op < 0 || batch.heads.sent || (Gathers(batch, op) && batch.awaiting > 0)) return;
+  batch.heads.sent = true;
+  const LayerGroup group = table_.op_group[op];
+  SendRankHeads send{plan.micro_batch, op, plan.part.rank, {}};
+  for (int to = 0; to < plan.part.ranks; ++to)
+    if (to != plan.part.rank)
+      send.receivers.push_back({plan.ranks[static_cast<size_t>(to)],
+                                proto::HeadsOfRank(table_.softmax(group).kv_heads, to, plan.part.ranks)});
+  actions.push_back(std::move(send));
+}
+
+// The rank whose tokens may be attended to now: the next one, for those before are what it sees. -1: none.
+int ComputeWorkerCore::HeadsToAttend(const MicroBatch& batch) const {
+  if (!Switches(batch.plan) || batch.stage >= program_.size()) return -1;
+  const Stage& stage = program_[batch.stage];
+  const HeadSwitch& heads = batch.heads;
+  const StepPlan& plan = batch.plan;
+  if (stage.kind != StageKind::kAwaitPartials || heads.op != stage.index || heads.attended == plan.part.ranks)
+    return -1;
+  if (Gathers(batch, heads.op) && batch.awaiting > 0) return -1;  // the beginning of the first segment
+  const bool there =
+      heads.attended == plan.part.rank || !inbox_.Find(plan.micro_batch, heads.op, heads.attended).empty();
+  return there ? heads.attended : -1;
+}
+
+void ComputeWorkerCore::AttendedHeads(MicroBatch& batch, int rank, std::vector<Action>& actions) {
+  const StepPlan& plan = batch.plan;
+  ++batch.heads.attended;
+  if (rank == plan.part.rank) return;
+  inbox_.Drop(plan.micro_batch, batch.heads.op, rank);
+  actions.push_back(
+      SendRankOutputs{plan.micro_batch, batch.heads.op, plan.part.rank, plan.ranks[static_cast<size_t>(rank)]});
+}
+
+bool ComputeWorkerCore::SwitchIsDone(const MicroBatch& batch) const {
+  if (!Switches(batch.plan) || batch.heads.op < 0) return true;
+  const uint32_t all = (uint32_t{1} << batch.plan.part.ranks) - 1;
+  const uint32_t own = uint32_t{1} << batch.plan.part.rank;
+  return batch.heads.attended == batch.plan.part.ranks && (batch.heads.returned | own) == all;
+}
+
+int64_t ComputeWorkerCore::SwitchBytesOf(const MicroBatch& batch) const {
+  if (!Switches(batch.plan)) return 0;
+  int64_t bytes = 0;
+  for (int g = 0; g < table_.group_count(); ++g)
+    if (!table_.views[g].linear())
+      bytes += table_.ops_in_group[g] * proto::SwitchBytesTo(table_.views[g], SwitchRankOf(batch.plan));
+  return bytes;
+}
+
+// It may come before the plan of its step.
+void ComputeWorkerCore::On(RankHeadsArrived event, std::vector<Action>& actions) {
+  const MicroBatchId id = event.micro_batch;
+  MicroBatch* const batch = Running(id, event.step);
+  bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.rows.empty() &&
+              table_.linear(table_.op_group[event.op]) == nullptr && event.rank < proto::kMaxPrefillRanks;
+  if (fits && batch != nullptr) fits = FitsSwitch(batch->plan, event.op, event.rank, event.rows.size());
+  if (!fits || !inbox_.Put(id, event.step, event.op, event.rank, std::move(event.rows))) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  if (batch != nullptr) GoOnWithRanks(*batch, event.op, actions);
+}
+
+// Of the op at hand: the other rank has had this one's q, k and v of it.
+void ComputeWorkerCore::On(RankOutputsArrived event, std::vector<Action>& actions) {
+  MicroBatch* const batch = Running(event.micro_batch, event.step);
+  const bool known = batch != nullptr && Switches(batch->plan) && !batch->aborted && event.op == batch->heads.op &&
+                     event.rank < batch->plan.part.ranks && event.rank != batch->plan.part.rank &&
+                     ((batch->heads.returned >> event.rank) & 1) == 0;
+  int64_t bytes = -1;
+  if (known) {
+    const StepPlan& plan = batch->plan;
+    const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[event.op]);
+    bytes = proto::HeadOutputBytes(spec, TokensOfRank(plan, plan.part.rank), proto::SwitchBegin(plan.part.base),
+                                   proto::HeadsOfRank(spec.kv_heads, event.rank, plan.part.ranks).size());
+  }
+  if (bytes != static_cast<int64_t>(event.outputs.size())) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  batch->heads.returned |= uint32_t{1} << event.rank;
+  actions.push_back(PlaceRankOutputs{event.micro_batch, event.op, event.rank, std::move(event.outputs)});
+  GoOnWithRanks(*batch, event.op, actions);
+}
+
+}  // namespace dovetail::compute
