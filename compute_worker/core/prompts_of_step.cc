@@ -127,9 +127,11 @@ void ComputeWorkerCore::EndPrompts(MicroBatch& batch, bool went_well) {
   batch.prompts.clear();
 }
 
-// No answer is needed before the end of the step.
+// No answer is needed before the end of the step. Nor does a rank that switches heads keep states to itself: it may
+// wait for a later one, which waits for these.
 bool ComputeWorkerCore::MayHoldKeyValues(const MicroBatch& batch) const {
   if (!options_.hand_over_at_end || (batch.prompts.empty() && batch.states.empty())) return false;
+  if (Switches(batch.plan) && !batch.states.empty()) return false;
   return std::all_of(batch.parts.begin(), batch.parts.end(), [](const WorkerPart& part) {
     return std::all_of(part.layouts.begin(), part.layouts.end(), [](const proto::StepLayout& layout) {
       return !layout.asks() && !(layout.with_states && layout.partial_bytes > 0);

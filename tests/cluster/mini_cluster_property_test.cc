@@ -5,7 +5,7 @@
 #include "tests/cluster/scenario_runner.h"
 
 #ifndef DOVETAIL_SEED_COUNT
-#define DOVETAIL_SEED_COUNT 9
+#define DOVETAIL_SEED_COUNT 24
 #endif
 
 namespace dovetail::test {

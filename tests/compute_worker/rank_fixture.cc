@@ -106,7 +106,7 @@ proto::StepPlan RankPlan(const proto::AttentionTable& table, int rank, const std
   return plan;
 }
 
-FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks)
+FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks, bool hand_over_at_end)
     : id_(static_cast<uint16_t>(rank)),
       core_(table, ProgramFor(table),
             {.micro_batches = 4,
@@ -116,7 +116,9 @@ FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt
              .linear_prompts = true,
              .rank_rows = true,
              .rank_ring = true,
-             .rank_switch = true}) {
+             .rank_switch = true,
+             .key_values_in_flight = hand_over_at_end ? table.op_count() : 4,
+             .hand_over_at_end = hand_over_at_end}) {
   core_.AddAttentionWorker({WorkerId(0), kEpoch, NodeId(10)});
 }
 
@@ -179,8 +181,10 @@ void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deq
   if (const auto* send = std::get_if<SendRankAttended>(&action))
     to(send->to, RankAttended{send->to.step, send->to.micro_batch, send->op, send->rank});
   if (const auto* send = std::get_if<SendQuery>(&action)) AnswerStates(send->op, frames);
-  if (const auto* send = std::get_if<SendKeyValue>(&action))
+  if (const auto* send = std::get_if<SendKeyValue>(&action)) {
+    handed_over_.push_back(send->op);
     AnswerWith(send->op, LayoutOf(send->op).partial_bytes, frames);
+  }
   if (std::holds_alternative<Sample>(action)) events.push_back(SampleDone{id_, {core_.PlanOf(id_).step, id_}});
   if (const auto* finish = std::get_if<FinishStep>(&action)) results_.push_back(finish->result);
 }

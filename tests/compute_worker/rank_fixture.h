@@ -18,7 +18,7 @@ class FakeRank {
     Event event;
   };
 
-  FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks);
+  FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks, bool hand_over_at_end = false);
 
   // Everything that it can do without another rank's frame; returns what it sends to ranks.
   std::vector<ToRank> Feed(Event event);
@@ -44,6 +44,7 @@ class FakeRank {
   };
   const std::vector<Heads>& heads() const { return heads_; }
   const std::vector<Heads>& placed() const { return placed_; }
+  const std::vector<int>& handed_over() const { return handed_over_; }  // ops whose k and v, or states, have gone
   std::vector<std::string> errors() const;
   void Clear() {
     ran_.clear(), from_.clear(), results_.clear(), shards_.clear();
@@ -67,6 +68,7 @@ class FakeRank {
   std::vector<proto::StepResult> results_;
   std::vector<Shard> shards_;
   std::vector<Heads> heads_, placed_;
+  std::vector<int> handed_over_;
 };
 
 // `ops` softmax ops, but one that is linear and one with a window of `window` tokens.

@@ -104,6 +104,19 @@ TEST(RankSwitch, EarlierTokensOfTheFirstSegmentComeFromRankZero) {
   EXPECT_FALSE(gathers(second, 1));
 }
 
+// The next rank may wait for them at an attention worker, and this one for that rank in the op after.
+TEST(RankSwitch, StatesDoNotWaitForTheEndOfTheStep) {
+  FakeRank first(0, Table(), 1, /*hand_over_at_end=*/true);
+  const std::vector<Position> cuts = {0, 64, 128};
+  first.Feed(
+      PlanArrived{RankPlan(Table(), 0, cuts, 10, proto::PrefixExchange::kSwitch, proto::LinearExchange::kStates)});
+  for (const int op : {0, 1}) {
+    first.Feed(HeadsFrom(1, 0, op, cuts, 10));
+    first.Feed(OutputsFrom(1, 0, op, cuts, 10));
+  }
+  EXPECT_THAT(first.handed_over(), ElementsAre(0, 1, kLinearOp, 3)) << "it waits in op 3";
+}
+
 TEST(RankSwitch, WhatDoesNotFitIsDropped) {
   Rank rank(1);
   const std::vector<Position> cuts = {0, 64, 128, 192};
