@@ -289,6 +289,7 @@ void RemoteEngine::TakeStats(const pb::Stats& from) {
   to.replays_unclear = from.replays_unclear();
   to.prefill_groups = from.prefill_groups();
   to.prefill_group_tokens = from.prefill_group_tokens();
+  to.shortened_chunks = from.shortened_chunks();
   to.prefix_asked_bytes = from.prefix_asked_bytes();
   to.prefix_gathered_bytes = from.prefix_gathered_bytes();
   to.prefix_state_bytes = from.prefix_state_bytes();

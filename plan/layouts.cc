@@ -150,6 +150,7 @@ SimulatedCluster ClusterOf(const PlanInput& input, const Shape& shape, const Set
   scheduler::SchedulerOptions& options = cluster.options;
   options.max_num_seqs = input.max_num_seqs;
   options.max_num_batched_tokens = input.max_num_batched_tokens;
+  options.prefill_itl_budget = input.prefill_itl_budget;
   options.max_model_len = static_cast<int>(input.work.max_positions);
   options.max_queued_requests = std::max<int>(1, static_cast<int>(input.requests.size()));
   options.micro_batches = setting.micro_batches;

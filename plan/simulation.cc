@@ -38,8 +38,14 @@ struct Busy {
 class Simulator {
  public:
   Simulator(const StepModel& steps, const SimulatedCluster& cluster, std::span<const SimulatedRequest> requests,
-            const std::function<bool(const RequestTimes&)>& hopeless)
-      : steps_(steps), cluster_(cluster), requests_(requests), hopeless_(hopeless), core_(cluster.options, 1) {
+            const std::function<bool(const RequestTimes&)>& hopeless,
+            const std::function<void(size_t request, double at_s)>& on_token)
+      : steps_(steps),
+        cluster_(cluster),
+        requests_(requests),
+        hopeless_(hopeless),
+        on_token_(on_token),
+        core_(cluster.options, 1) {
     result_.requests.resize(requests.size());
     result_.begin_s = result_.end_s = requests.front().at_s;
   }
@@ -157,6 +163,7 @@ class Simulator {
     const double since = now_ - requests_[index].at_s;
     if (!a.update.tokens.empty() && times.output == 0) times.ttft_s = since;
     times.output += static_cast<int64_t>(a.update.tokens.size());
+    for (size_t i = 0; on_token_ && i < a.update.tokens.size(); ++i) on_token_(index, now_);
     if (!a.update.request_finished) return;
     --left_;
     if (a.update.reason == requests::FinishReason::kError) {
@@ -174,6 +181,7 @@ class Simulator {
   void Finish() {
     const scheduler::SchedulerStats stats = core_.stats();
     result_.preemptions = stats.preemptions;
+    result_.shortened_chunks = stats.shortened_chunks;
     if (result_.steps > 0) result_.waiting_for_kv = static_cast<double>(steps_without_room_) / result_.steps;
     if (result_.seconds() <= 0) return;
     const auto share = [&](const std::unordered_map<uint32_t, Busy>& devices, int count) {
@@ -189,6 +197,7 @@ class Simulator {
   const SimulatedCluster& cluster_;
   const std::span<const SimulatedRequest> requests_;
   const std::function<bool(const RequestTimes&)>& hopeless_;
+  const std::function<void(size_t request, double at_s)>& on_token_;
   scheduler::SchedulerCore core_;
   double now_ = 0;
   uint64_t order_ = 0;
@@ -205,10 +214,11 @@ class Simulator {
 
 absl::StatusOr<SimulationResult> Simulate(const StepModel& steps, const SimulatedCluster& cluster,
                                           std::span<const SimulatedRequest> requests,
-                                          const std::function<bool(const RequestTimes&)>& hopeless) {
+                                          const std::function<bool(const RequestTimes&)>& hopeless,
+                                          const std::function<void(size_t request, double at_s)>& on_token) {
   if (requests.empty()) return InvalidArgument("simulation: there is no request");
   DT_RETURN_IF_ERROR(cluster.options.Validate());
-  return Simulator(steps, cluster, requests, hopeless).Run();
+  return Simulator(steps, cluster, requests, hopeless, on_token).Run();
 }
 
 }  // namespace dovetail::plan

@@ -43,8 +43,9 @@ struct SimulationResult {
   double attention_busy = 0;  // and of the attention workers
   double most_kv_usage = 0;   // 0..1
   uint64_t preemptions = 0;
-  double waiting_for_kv = 0;  // share of the steps that were planned while requests waited for room for K and V
-  bool stopped = false;       // by `hopeless`: not all requests ended
+  uint64_t shortened_chunks = 0;  // SchedulerStats'
+  double waiting_for_kv = 0;      // share of the steps that were planned while requests waited for room for K and V
+  bool stopped = false;           // by `hopeless`: not all requests ended
 
   double seconds() const { return end_s - begin_s; }
 };
@@ -54,11 +55,13 @@ inline constexpr uint64_t kMostSimulatedSteps = 2'000'000;
 // Steps of one compute worker share it, and steps that need one attention worker share that: each device does one
 // thing at a time, in the order in which steps were planned. A step ends when its own work is done, one part after the
 // other, and when its last device is free for it: so micro-batches overlap.
+// `on_token` hears of each token when it comes.
 // `hopeless` is asked after each request that ended; true stops the simulation.
 // kFailedPrecondition: a request cannot be served at all, as the scheduler says. kResourceExhausted: more than
 // kMostSimulatedSteps.
 absl::StatusOr<SimulationResult> Simulate(const StepModel& steps, const SimulatedCluster& cluster,
                                           std::span<const SimulatedRequest> requests,
-                                          const std::function<bool(const RequestTimes&)>& hopeless = {});
+                                          const std::function<bool(const RequestTimes&)>& hopeless = {},
+                                          const std::function<void(size_t request, double at_s)>& on_token = {});
 
 }  // namespace dovetail::plan

@@ -461,6 +461,7 @@ pb::Stats ClusterScheduler::Stats() const {
   out.set_replays_unclear(stats.replays_unclear);
   out.set_prefill_groups(stats.prefill_groups);
   out.set_prefill_group_tokens(stats.prefill_group_tokens);
+  out.set_shortened_chunks(stats.shortened_chunks);
   out.set_prefix_asked_bytes(stats.prefix_asked_bytes);
   out.set_prefix_gathered_bytes(stats.prefix_gathered_bytes);
   out.set_prefix_state_bytes(stats.prefix_state_bytes);

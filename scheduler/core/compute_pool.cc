@@ -23,6 +23,7 @@ bool ComputePool::Join(WorkerId worker) {
 
 bool ComputePool::Leave(WorkerId worker) {
   patience_.Forget(worker);
+  pace_.Forget(worker);
   planner_.ForgetComputeWorker(worker);
   return std::erase(workers_, worker) > 0;
 }

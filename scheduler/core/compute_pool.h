@@ -4,6 +4,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "proto/step_plan.h"
+#include "scheduler/core/chunk_budget.h"
 #include "scheduler/core/prefill_planner.h"
 #include "scheduler/core/rotation.h"
 #include "scheduler/core/scheduler.h"
@@ -44,6 +45,8 @@ class ComputePool {
   void NoteTimes(const proto::StepTimings& timings, size_t sequences, bool decodes);
   StageTimes stage_times() const { return rotation_.times(); }
   StepPatience& patience() { return patience_; }
+  StreamPace& pace() { return pace_; }
+  const StreamPace& pace() const { return pace_; }
   PrefillPlanner& planner() { return planner_; }
   const PrefillPlanner& planner() const { return planner_; }
 
@@ -54,6 +57,7 @@ class ComputePool {
   std::vector<WorkerId> workers_;
   StepPatience patience_;
   Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
+  StreamPace pace_;
   PrefillPlanner planner_;
 };
 

@@ -45,6 +45,7 @@ void Incarnations::Open(Sequence& sequence, proto::Placement placement) {
   sequence.ctx_len = sequence.told_ctx_len = 0;
   sequence.shared_blocks = sequence.named_blocks = 0;
   sequence.divided = 0;
+  sequence.prefill_due = absl::InfiniteFuture();
   sequence.stepped = sequence.awaits_forks = sequence.history_seen = sequence.group_charged = false;
   sequence.reserved = BlocksOf(sequence.size()) * kSegmentTokens;
   accounts_.Charge(sequence, accounts_.CostOf(sequence, sequence.reserved));

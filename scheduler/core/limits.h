@@ -1,5 +1,7 @@
 #pragma once
 #include "absl/time/time.h"
+#include "base/ids.h"
+#include "base/segment_tree.h"
 
 namespace dovetail::scheduler {
 
@@ -14,6 +16,13 @@ inline constexpr int kMaxMicroBatches = 16;
 // faster, and running streams would wait for them.
 inline constexpr int kStepTokensOfCpu = 512;
 inline constexpr int kStepTokensOfGpu = 8192;
+
+// The least of a prompt in a step for which streams wait (--prefill-itl-budget), unless less is left of it, and the
+// most while the rates of the compute worker are not known.
+inline constexpr Position kLeastChunk = kSegmentTokens;
+inline constexpr Position kChunkBeforeRates = 256;
+// And the least of a rank of a prefill group, of which cuts on multiples of 64 may leave it half.
+inline constexpr int kLeastRankChunk = 2 * kSegmentTokens;
 
 // How long a request waits for attention workers to say what they hold of its prompt before it is placed without
 // knowing.

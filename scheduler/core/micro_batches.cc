@@ -120,6 +120,17 @@ void MicroBatches::SetDeadline(MicroBatch& flight, double work, absl::Time now) 
   flight.deadline = now + pool_.patience().For(flight.compute_worker, all);
 }
 
+void MicroBatches::NotePrompt(MicroBatch& flight, bool has_prompt) {
+  flight.has_prompt = flight.beside_prompt = has_prompt;
+  flight.chunk.others_s = 0;
+  for (MicroBatch& other : batches_) {
+    if (!other.in_flight || &other == &flight || other.compute_worker != flight.compute_worker) continue;
+    flight.beside_prompt = flight.beside_prompt || other.has_prompt;
+    other.beside_prompt = other.beside_prompt || has_prompt;
+    flight.chunk.others_s += other.chunk.predicted_s;
+  }
+}
+
 absl::Time MicroBatches::NextDeadline(absl::Time now) const {
   absl::Time deadline = absl::InfiniteFuture();
   for (const MicroBatch& batch : batches_) {

@@ -23,6 +23,15 @@ struct PlannedEntry {
   bool may_follow = false;  // what it draws stays on the worker and is all that the next step needs
 };
 
+// The parts of prompts in a step in flight, for --prefill-itl-budget (ADR 61). Seconds.
+struct ChunkForecast {
+  double predicted_s = 0;  // of all of them, with their corrections; 0: there is none, or it is not known
+  double others_s = 0;     // of the parts that were under way on the compute worker when it was sent
+  double streams_s = 0;    // of its time, as StreamPace has it; 0: no stream waits for it
+  bool shortened = false;  // it has less than it would have without the budget
+  proto::PrefillWay by;    // of the first
+};
+
 // A set of ready sequences that step together, and a step in flight: at most one of the set, or of the set of `home`,
 // whose next step then is in flight already.
 struct MicroBatch {
@@ -45,6 +54,10 @@ struct MicroBatch {
   absl::Time sent, deadline;  // of the step in flight
   double work = 0;            // StepPatience::WorkOf
   PrefillForecast forecast;   // of the one prompt in an ordinary step; no ranks: there is none, or there are several
+  ChunkForecast chunk;
+  bool has_prompt = false;                     // the step in flight
+  bool beside_prompt = false;                  // a prompt was under way on its compute worker during the step in flight
+  absl::Time finished = absl::InfinitePast();  // when the last step of its members was
 
   // A worker that its steps end for is known to be lost, or its members have gone.
   void EndWait() {
@@ -101,6 +114,8 @@ class MicroBatches {
   MicroBatch* FollowedBy(const MicroBatch& batch);  // the step in flight that this one follows; null: none
   MicroBatch& HomeOf(const MicroBatch& batch) { return batches_[static_cast<size_t>(batch.home)]; }
   bool any_in_flight() const;
+  // A step with a part of a prompt, or without one, is sent now: which steps of its compute worker wait for prompts.
+  void NotePrompt(MicroBatch& flight, bool has_prompt);
   // A step of `work` (StepPatience::WorkOf) is sent now. Compute workers are taken to do their steps in turn.
   void SetDeadline(MicroBatch& flight, double work, absl::Time now);
   // When a step in flight is overdue, or a micro-batch that waits may be planned.

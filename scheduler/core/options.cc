@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "scheduler/core/limits.h"
@@ -31,6 +32,9 @@ absl::Status SchedulerOptions::Validate() const {
   DT_RETURN_IF_ERROR(CheckRange("--prefill-ranks", prefill_ranks, 0, proto::kMaxPrefillRanks));
   DT_RETURN_IF_ERROR(CheckRange("--prefill-rank-tokens", prefill_rank_tokens, kSegmentTokens, proto::kMaxStepTokens));
   DT_RETURN_IF_ERROR(CheckRange("--micro-batches", micro_batches, 1, kMaxMicroBatches));
+  if (!std::isfinite(prefill_itl_budget.seconds) || prefill_itl_budget.seconds < 0)
+    return InvalidArgument("--prefill-itl-budget: ", 1e3 * prefill_itl_budget.seconds,
+                           " ms is no time; give milliseconds, auto, or 0 for none");
   if (step_timeout <= absl::ZeroDuration()) {
     return InvalidArgument("--step-timeout: ", absl::FormatDuration(step_timeout), " is no time to wait");
   }

@@ -1,6 +1,7 @@
 #include "scheduler/core/prefill_groups.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -67,6 +68,33 @@ void PrefillGroups::Plan(bool requests_wait) {
   }
 }
 
+// What the planner chooses, but of each rank no more tokens than the streams of these workers can bear.
+PrefillChoice PrefillGroups::Choose(PromptToPlan prompt, const std::vector<FreeRank>& free, int most_ranks,
+                                    bool& shortened) const {
+  const PrefillPlanner& planner = pool_.planner();
+  PrefillChoice choice = planner.Choose(prompt, free, most_ranks);
+  shortened = false;
+  if (choice.ranks() < 2 || !options_.prefill_itl_budget.on()) return choice;
+  std::vector<WorkerId> workers;
+  for (const FreeRank& rank : free) workers.push_back(rank.worker);
+  const PrefillBound bound = choice.forecast.bound;
+  const double room_s = room_.For(workers, bound == PrefillBound::kPlane || bound == PrefillBound::kLink, false);
+  if (choice.forecast.predicted_s <= room_s && choice.forecast.predicted_s > 0) return choice;
+  if (room_s == std::numeric_limits<double>::infinity()) return choice;
+  shortened = true;
+  int low = kLeastRankChunk, high = options_.max_num_batched_tokens;
+  if (choice.forecast.predicted_s <= 0) high = std::min<int>(high, kChunkBeforeRates);
+  while (low + kSegmentTokens <= high) {
+    prompt.most_tokens = low + (high - low + kSegmentTokens) / 2 / kSegmentTokens * kSegmentTokens;
+    if (planner.Choose(prompt, free, most_ranks).forecast.predicted_s <= room_s)
+      low = prompt.most_tokens;
+    else
+      high = prompt.most_tokens - kSegmentTokens;
+  }
+  prompt.most_tokens = low;
+  return planner.Choose(prompt, free, most_ranks);
+}
+
 // Of `workers`, those that are its ranks: at most `most_ranks`, and no more than there is room for on the attention
 // workers. None: no group was planned.
 std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::vector<WorkerId>& workers, int most_ranks,
@@ -78,7 +106,8 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   std::vector<FreeRank> free;
   for (const WorkerId worker : workers) free.push_back({worker, sequence.KeptBy(worker)});
   PrefillPlanner& planner = pool_.planner();
-  const PrefillChoice choice = planner.Choose(prompt, free, most_ranks);
+  bool shortened = false;
+  const PrefillChoice choice = Choose(prompt, free, most_ranks, shortened);
   const std::vector<Position>& cuts = choice.cuts;
   const int cut_ranks = choice.ranks();
   if (cut_ranks < 2) return {};
@@ -86,7 +115,11 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
     return PlanGroup(sequence, workers, cut_ranks - 1, slots);
   sequence.divided = std::max(sequence.divided, prompt.end - base);
   const proto::PrefillWay way = choice.forecast.way();
-  Run run{.id = batches_.step_to_come(), .sequence = &sequence, .forecast = choice.forecast, .begun = turn_.now()};
+  Run run{.id = batches_.step_to_come(),
+          .sequence = &sequence,
+          .forecast = choice.forecast,
+          .shortened = shortened,
+          .begun = turn_.now()};
   std::vector<WorkerId> ranks;
   sequence.history_seen = false;  // no rank sees the tokens of the others
   double work = 0;
@@ -101,6 +134,9 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
     PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, addresses[r], addresses, way);
     sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, {base, cuts[r], cuts[r + 1]}, way.softmax));
     ranks.push_back(rank.worker);
+    batches_[slots[r]].chunk.predicted_s = choice.forecast.predicted_s;
+    batches_.NotePrompt(batches_[slots[r]], /*has_prompt=*/true);
+    run.streams_s = std::max(run.streams_s, room_.StreamSeconds(rank.worker));
     batches_.SetDeadline(batches_[slots[r]], work, turn_.now());
     if (r > 0) batches_[slots[r]].deadline = absl::InfiniteFuture();  // it waits for the rank before it
     run.slots.push_back(slots[r]);
@@ -109,6 +145,7 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   run.barrier = way.softmax == proto::PrefixExchange::kSwitch;
   runs_.push_back(std::move(run));
   ++groups_;
+  shortened_ += shortened;
   tokens_ += static_cast<uint64_t>(cuts.back() - base);
   return ranks;
 }
@@ -124,6 +161,7 @@ void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part,
   DT_CHECK(flight.step == address.step, "a rank's step has another number than the other ranks were told");
   flight.follows = StepId();
   flight.forecast = {};
+  flight.chunk = {};
   flight.group = part.group;
   flight.compute_worker = address.worker;
   flight.entries.resize(1);
@@ -190,7 +228,7 @@ std::optional<PrefillGroups::Ended> PrefillGroups::Finish(MicroBatch& rank, cons
 void PrefillGroups::LearnFrom(const Run& run, const MicroBatch& rank, const proto::StepResult& result) {
   const bool first = batches_.IndexOf(rank) == run.slots[0];
   pool_.planner().Learn(rank.compute_worker, AttentionWorkersOf(run.sequence->placement), result,
-                        /*follows_a_rank=*/!first);
+                        /*follows_a_rank=*/!first, run.shortened);
 }
 
 std::optional<PrefillGroups::Ended> PrefillGroups::Lose(MicroBatch& rank, const std::string& overdue) {
@@ -272,7 +310,8 @@ PrefillGroups::Ended PrefillGroups::End(Run& run) {
   if (run.failed != StepId() && !run.lost)
     return {.outcome = Outcome::kFinished, .batch = &batch, .result = run.results.at(run.failed)};
   if (run.withdrawn) return {.outcome = Outcome::kRepeat, .batch = &batch};
-  run.forecast.measured_s = absl::ToDoubleSeconds(turn_.now() - run.begun);
+  const double took_s = absl::ToDoubleSeconds(turn_.now() - run.begun);
+  run.forecast.measured_s = std::max(took_s - run.streams_s, took_s / 2);  // steps of streams went beside it
   pool_.planner().LearnTime(run.forecast);
   return {.outcome = Outcome::kFinished, .batch = &batch, .result = std::move(result)};
 }

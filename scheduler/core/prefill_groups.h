@@ -9,6 +9,7 @@
 #include "base/ids.h"
 #include "proto/prefill_part.h"
 #include "proto/step_plan.h"
+#include "scheduler/core/chunk_room.h"
 #include "scheduler/core/compute_pool.h"
 #include "scheduler/core/kv_accounts.h"
 #include "scheduler/core/micro_batches.h"
@@ -25,8 +26,14 @@ class PrefillGroups {
  public:
   // All outlive this.
   PrefillGroups(const SchedulerOptions& options, ComputePool& pool, MicroBatches& batches, KvAccounts& accounts,
-                StepWriter& writer, Turn& turn)
-      : options_(options), pool_(pool), batches_(batches), accounts_(accounts), writer_(writer), turn_(turn) {}
+                const ChunkRoom& room, StepWriter& writer, Turn& turn)
+      : options_(options),
+        pool_(pool),
+        batches_(batches),
+        accounts_(accounts),
+        room_(room),
+        writer_(writer),
+        turn_(turn) {}
 
   // Begins groups for long prompts that wait: they share the compute workers that are in no group. Where ranks are the
   // planner's to choose, none begins while requests wait for a place: those are served sooner by workers of their own.
@@ -60,8 +67,9 @@ class PrefillGroups {
   // The sequence's choice is over: what its group computes is not wanted any more. Its ranks end all the same.
   void Withdraw(const Sequence& sequence);
 
-  uint64_t groups() const { return groups_; }  // that began
-  uint64_t tokens() const { return tokens_; }  // in them
+  uint64_t groups() const { return groups_; }        // that began
+  uint64_t tokens() const { return tokens_; }        // in them
+  uint64_t shortened() const { return shortened_; }  // that have less of a prompt for the sake of streams
 
  private:
   struct Run {  // a group in flight
@@ -69,6 +77,8 @@ class PrefillGroups {
     Sequence* sequence = nullptr;
     std::vector<int> slots;  // micro-batches, by rank
     PrefillForecast forecast;
+    double streams_s = 0;  // of its time
+    bool shortened = false;
     absl::Time begun;
     std::map<StepId, proto::StepResult> results;
     StepId failed;           // the rank that failed first
@@ -82,6 +92,7 @@ class PrefillGroups {
   std::vector<Sequence*> LongPrompts() const;
   std::vector<WorkerId> FreeRanks() const;
   std::vector<int> FreeSlots() const;
+  PrefillChoice Choose(PromptToPlan prompt, const std::vector<FreeRank>& free, int most_ranks, bool& shortened) const;
   std::vector<WorkerId> PlanGroup(Sequence& sequence, const std::vector<WorkerId>& workers, int most_ranks,
                                   const std::vector<int>& slots);
   void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
@@ -99,11 +110,13 @@ class PrefillGroups {
   ComputePool& pool_;
   MicroBatches& batches_;
   KvAccounts& accounts_;
+  const ChunkRoom& room_;
   StepWriter& writer_;
   Turn& turn_;
   std::vector<Run> runs_;
   uint64_t groups_ = 0;
   uint64_t tokens_ = 0;
+  uint64_t shortened_ = 0;
 };
 
 }  // namespace dovetail::scheduler

@@ -223,11 +223,16 @@ int PrefillPlanner::RanksFrom(const PromptToPlan& prompt, Position base, int mos
   return scheduler::RanksFor(prompt.end - base, whole, options_.rank_tokens, options_.max_step_tokens, most_ranks);
 }
 
+int PrefillPlanner::StepTokensOf(const PromptToPlan& prompt) const {
+  return prompt.most_tokens == 0 ? options_.max_step_tokens : std::min(options_.max_step_tokens, prompt.most_tokens);
+}
+
 std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
                                              std::span<const ComputeRates> rates, const PlaneRates& plane) const {
   const int ranks = options_.max_step_tokens < kSegmentTokens ? 1 : RanksFrom(prompt, base, way.ranks);
-  if (ranks < 2) return {base, std::min(prompt.end, base + options_.max_step_tokens)};
-  PrefillCutOptions cut{.most_tokens = options_.max_step_tokens};
+  const int step_tokens = StepTokensOf(prompt);
+  if (ranks < 2) return {base, std::min(prompt.end, base + step_tokens)};
+  PrefillCutOptions cut{.most_tokens = step_tokens};
   std::vector<double> speeds;
   if (!rates.empty()) {
     // How many earlier tokens cost as much as the dense layers: by what attends to them.
@@ -237,7 +242,7 @@ std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Positio
     // Heads are divided whatever the cuts: these are for the dense layers alone.
     const bool switches = way.by.softmax == proto::PrefixExchange::kSwitch;
     if (switches) cut.par_tokens = kEvenCuts;
-    const Position most = Position{ranks} * options_.max_step_tokens;
+    const Position most = Position{ranks} * step_tokens;
     const auto seen = switches ? 0 : static_cast<double>(base + std::min(prompt.end, base + most)) / 2;
     for (int r = 0; r < ranks; ++r) {
       const double seconds = SecondsOfToken(rates[static_cast<size_t>(r)], plane, way.by.softmax, seen);
@@ -312,7 +317,7 @@ PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const
   for (const FreeRank& rank : free)
     if (const auto known = RatesOf(rank.worker)) rates.push_back(*known);
   if (rates.size() < free.size()) return WithoutRates(prompt, free.first(static_cast<size_t>(most_ranks)));
-  const Position horizon = std::min(prompt.end, prompt.ctx_len + Position{most_ranks} * options_.max_step_tokens);
+  const Position horizon = std::min(prompt.end, prompt.ctx_len + Position{most_ranks} * StepTokensOf(prompt));
   PrefillChoice best;
   double best_s = 0, second_s = 0;
   for (int ranks = options_.choose_ranks ? 1 : most_ranks; ranks <= most_ranks; ++ranks) {
@@ -359,8 +364,15 @@ PrefillForecast PrefillPlanner::ChooseExchange(const PromptToPlan& prompt, const
   return forecast;
 }
 
+double PrefillPlanner::SecondsAlone(WorkerId worker, Position begin, Position end) const {
+  const auto rates = RatesOf(worker);
+  if (!rates || begin >= end) return 0;
+  const double seen = static_cast<double>(begin + end) / 2;
+  return static_cast<double>(end - begin) * SecondsOfToken(*rates, {}, proto::PrefixExchange::kGather, seen);
+}
+
 void PrefillPlanner::Learn(WorkerId compute_worker, std::span<const WorkerId> attention_workers,
-                           const proto::StepResult& result, bool follows_a_rank) {
+                           const proto::StepResult& result, bool follows_a_rank, bool shortened) {
   const proto::PromptWork& work = result.work;
   if (work.tokens < kLeastTokens) return;
   const proto::StepTimings& times = result.timings;
@@ -371,8 +383,9 @@ void PrefillPlanner::Learn(WorkerId compute_worker, std::span<const WorkerId> at
   compute.switches_heads = work.switches_heads;
   compute.gives_states = work.gives_states;
   compute.learnt = ++learnt_;
-  compute.token.Note(static_cast<double>(work.step_tokens),
-                     static_cast<double>(times.dense_us + times.linear_us) * kMicrosecond);
+  if (!shortened || compute.token.measurements() == 0)
+    compute.token.Note(static_cast<double>(work.step_tokens),
+                       static_cast<double>(times.dense_us + times.linear_us) * kMicrosecond);
   compute.flop.Note(work.here_flops, static_cast<double>(times.prompt_us - times.linear_us) * kMicrosecond);
   for (const proto::RankTransfer& transfer : result.transfers)
     if (compute_.contains(transfer.to))
@@ -387,15 +400,18 @@ void PrefillPlanner::Learn(WorkerId compute_worker, std::span<const WorkerId> at
   }
 }
 
+void PrefillPlanner::LearnCorrection(int ranks, const proto::PrefillWay& by, double predicted_s, double measured_s) {
+  const Way way{ranks, by};
+  const double uncorrected_s = predicted_s / CorrectionOf(way);  // what was predicted has it in it already
+  Correction& correction = corrections_[way];
+  correction.ratio.Note(uncorrected_s, measured_s);
+  correction.measured = ++measured_;
+}
+
 void PrefillPlanner::LearnTime(const PrefillForecast& measured) {
   last_ = measured;
   if (measured.predicted_s <= 0) return;
-  // What was predicted has the correction in it already.
-  const Way way{measured.ranks, measured.way()};
-  const double predicted_s = measured.predicted_s / CorrectionOf(way);
-  Correction& correction = corrections_[way];
-  correction.ratio.Note(predicted_s, measured.measured_s);
-  correction.measured = ++measured_;
+  LearnCorrection(measured.ranks, measured.way(), measured.predicted_s, measured.measured_s);
   PrefillTimes& times = times_[IndexOf(measured.way())];
   times.predicted_s += measured.predicted_s;
   times.measured_s += measured.measured_s;

@@ -38,6 +38,7 @@ struct PromptToPlan {
   Position ctx_len = 0, end = 0;
   std::span<const WorkerId> attention_workers;  // where it lies
   Position divided = 0;  // tokens that were to be computed when its first group began; 0: it had none
+  int most_tokens = 0;   // of a rank in a step, if that is less than max_step_tokens; 0: it is not
 };
 
 // A compute worker that is free, and what it has of the prompt.
@@ -78,6 +79,10 @@ class PrefillPlanner {
   // The exchange of a step that is planned already: `tokens` from ctx_len on, on this compute worker.
   PrefillForecast ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const;
 
+  // Seconds that the compute worker needs for tokens [begin, end) of a prompt if it does nothing else and has the
+  // tokens before them; 0: its rates are not known.
+  double SecondsAlone(WorkerId worker, Position begin, Position end) const;
+
   // What a compute worker has of a prompt after such a step.
   HeldTokens HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                        proto::PrefixExchange exchange) const;
@@ -85,10 +90,13 @@ class PrefillPlanner {
   // A step went well: rates of its compute worker, and of the attention workers where its one prompt lies (no prompt,
   // or several: empty).
   // follows_a_rank: it has waited for other ranks, so its waiting says nothing about a link.
+  // shortened: it had few tokens for the sake of streams, so its dense layers say little about what a token costs.
   void Learn(WorkerId compute_worker, std::span<const WorkerId> attention_workers, const proto::StepResult& result,
-             bool follows_a_rank);
+             bool follows_a_rank, bool shortened = false);
   // What was predicted took so long.
   void LearnTime(const PrefillForecast& measured);
+  // The same, of parts of several prompts in one step: it is nothing to report.
+  void LearnCorrection(int ranks, const proto::PrefillWay& by, double predicted_s, double measured_s);
   void ForgetComputeWorker(WorkerId worker);
   void ForgetAttentionWorker(WorkerId worker) { plane_.erase(worker); }
 
@@ -140,6 +148,7 @@ class PrefillPlanner {
                         double seen) const;
   Ranks FastestOf(std::span<const FreeRank> free, int count, std::span<const ComputeRates> rates) const;
   int RanksFrom(const PromptToPlan& prompt, Position base, int most_ranks) const;
+  int StepTokensOf(const PromptToPlan& prompt) const;
   std::vector<Position> CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
                                std::span<const ComputeRates> rates, const PlaneRates& plane) const;
   PromptStep StepOf(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,

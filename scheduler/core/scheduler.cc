@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "scheduler/core/admission.h"
+#include "scheduler/core/chunk_room.h"
 #include "scheduler/core/client_events.h"
 #include "scheduler/core/growth.h"
 #include "scheduler/core/invariants.h"
@@ -94,7 +95,8 @@ class SchedulerCore::Impl {
   Placer placer_;
   BlockNames names_{options_};
   StepWriter writer_{names_};
-  PrefillGroups groups_{options_, pool_, batches_, accounts_, writer_, turn_};
+  ChunkRoom room_{options_, pool_, batches_, turn_};
+  PrefillGroups groups_{options_, pool_, batches_, accounts_, room_, writer_, turn_};
   Probes probes_{options_, accounts_.budget(), names_, turn_};
   Moves moves_{accounts_, names_, batches_, turn_};
   Incarnations incarnations_{accounts_, names_, batches_, moves_, slots_, turn_};
@@ -114,7 +116,7 @@ class SchedulerCore::Impl {
                        probes_,  moves_,    incarnations_, stranded_, choices_, turn_};
   Relocation relocation_{accounts_, placer_, slots_, moves_, choices_};
   Growth growth_{accounts_, placer_, slots_, stranded_, choices_, turn_};
-  StepPlanner planner_{options_, pool_, batches_, accounts_, writer_, groups_, growth_, turn_};
+  StepPlanner planner_{options_, pool_, batches_, accounts_, room_, writer_, groups_, growth_, turn_};
   StepFailures failures_{batches_, accounts_, slots_, placer_, stranded_, grammar_pauses_, choices_, admission_, turn_};
   StepResults results_{options_, pool_, batches_, accounts_, groups_, choices_, admission_, failures_, turn_};
   WorkerEvents worker_events_{pool_,    batches_,   accounts_,   placer_,  slots_,  moves_, stranded_,
@@ -161,6 +163,7 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.prefix_switch_bytes = steps.prefix_switch_bytes;
   stats.prefill_groups = groups_.groups();
   stats.prefill_group_tokens = groups_.tokens();
+  stats.shortened_chunks = planner_.shortened_chunks() + groups_.shortened();
   stats.last_prefill = pool_.planner().last();
   stats.prefill_times = pool_.planner().times();
   stats.moves = moves_.finished();

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "proto/attention_spec.h"
 #include "proto/prefill_exchange.h"
+#include "scheduler/core/chunk_budget.h"
 #include "scheduler/core/events.h"
 #include "scheduler/core/prefill_forecast.h"
 #include "scheduler/core/rotation_plan.h"
@@ -32,6 +33,8 @@ struct SchedulerOptions {
   absl::Duration step_timeout = absl::InfiniteDuration();
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
+  // How long running streams may wait for a token because of prompts (chunk_budget.h); only with chunked prefill.
+  ItlBudget prefill_itl_budget;
   // How many compute workers may prefill one prompt together; 0: as many as there are, or fewer where that is predicted
   // to be faster, and one while requests wait for a place (prefill_planner.h). Only with chunked prefill. None
   // of them gets fewer than prefill_rank_tokens of the prompt; shorter prompts go to one alone.
@@ -69,6 +72,7 @@ struct SchedulerStats {
   uint64_t steps = 0;
   uint64_t prefill_groups = 0;        // that began
   uint64_t prefill_group_tokens = 0;  // in them
+  uint64_t shortened_chunks = 0;      // steps and groups with less of a prompt than without prefill_itl_budget
   uint64_t prefix_asked_bytes = 0;    // proto::PrefixTraffic of all steps
   uint64_t prefix_gathered_bytes = 0;
   uint64_t prefix_state_bytes = 0;

@@ -94,6 +94,9 @@ struct Sequence {
 
   int damages = 0, damages_in_a_row = 0;  // kMostDamages, kMostDamagesInARow
 
+  // When all before the last token is to be computed, by kPromptSlowdown; not known yet: absl::InfiniteFuture().
+  absl::Time prefill_due = absl::InfiniteFuture();
+
   // While a compute worker compiles its grammar: since when, how long it is left out of steps, and until when.
   absl::Time grammar_asked = absl::InfiniteFuture();
   absl::Duration grammar_pause;

@@ -1,6 +1,8 @@
 #include "scheduler/core/step_planner.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -68,6 +70,7 @@ bool StepPlanner::PlanStep(int index, int slot, const MicroBatch* after) {
   int budget = options_.max_num_batched_tokens;
   batch.prefill_only_last = !options_.enable_chunked_prefill && !batch.prefill_only_last && LongestWaitsForRoom(batch);
   if (!batch.prefill_only_last) ChooseDecodes(batch, after != nullptr, budget);
+  chunks_ = {.room_s = std::numeric_limits<double>::infinity()};
   ChoosePrefills(batch, budget);
   if (chosen_.empty()) return false;
 
@@ -77,23 +80,9 @@ bool StepPlanner::PlanStep(int index, int slot, const MicroBatch* after) {
   flight.home = index;
   flight.step = batches_.NextStep();
   flight.compute_worker = writer_.compute_worker();
-  flight.entries.resize(chosen_.size());
   RunStep run{.compute_worker = flight.compute_worker,
               .plan = {.step = flight.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)), .entries = {}}};
-  run.plan.entries.resize(chosen_.size());
-  flight.forecast = {};
-  int prompts = 0;
-  for (size_t i = 0; i < chosen_.size(); ++i) {
-    Sequence& sequence = *chosen_[i];
-    const Position ctx_len = sequence.ctx_len + sequence.flying;
-    const PrefillForecast forecast = ForecastOf(sequence, ctx_len, flight.compute_worker);
-    if (forecast.ranks > 0 && ++prompts == 1) flight.forecast = forecast;
-    writer_.Write(
-        sequence,
-        {.ctx_len = ctx_len, .named_until = ctx_len, .ahead = sequence.in_flight > 0, .exchange = forecast.exchange},
-        run.plan.entries[i], flight.entries[i]);
-  }
-  if (prompts > 1) flight.forecast = {};
+  WriteEntries(flight, run.plan);
   double work = 0;
   for (const PlannedEntry& entry : flight.entries) work += StepPatience::WorkOf(entry.ctx_len, entry.q_len);
   batches_.SetDeadline(flight, work, turn_.now());
@@ -102,13 +91,50 @@ bool StepPlanner::PlanStep(int index, int slot, const MicroBatch* after) {
   return true;
 }
 
-// How a step sees the earlier tokens of a prompt, and how long that takes. No ranks: it is no prompt.
+// Of the chosen sequences, and what is predicted of their prompts.
+void StepPlanner::WriteEntries(MicroBatch& flight, proto::StepPlan& plan) {
+  flight.entries.resize(chosen_.size());
+  plan.entries.resize(chosen_.size());
+  flight.forecast = {};
+  flight.chunk = {.shortened = chunks_.shortened};
+  shortened_chunks_ += chunks_.shortened;
+  int prompts = 0;
+  bool has_prompt = false;
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    Sequence& sequence = *chosen_[i];
+    has_prompt = has_prompt || sequence.planned > 1;
+    const Position ctx_len = sequence.ctx_len + sequence.flying;
+    const PrefillForecast forecast = ForecastOf(sequence, ctx_len, flight.compute_worker);
+    flight.chunk.predicted_s += forecast.predicted_s;
+    if (forecast.ranks > 0 && ++prompts == 1) {
+      flight.forecast = forecast;
+      flight.chunk.by = forecast.way();
+    }
+    writer_.Write(
+        sequence,
+        {.ctx_len = ctx_len, .named_until = ctx_len, .ahead = sequence.in_flight > 0, .exchange = forecast.exchange},
+        plan.entries[i], flight.entries[i]);
+  }
+  if (prompts > 1) flight.forecast = {};
+  if (has_prompt) flight.chunk.streams_s = room_.StreamSeconds(flight.compute_worker);
+  batches_.NotePrompt(flight, has_prompt);
+}
+
+// How a step sees the earlier tokens of a prompt, and how long that takes.
+PrefillForecast StepPlanner::Predicted(const Sequence& sequence, Position ctx_len, WorkerId compute_worker,
+                                       int tokens) const {
+  const auto attention_workers = AttentionWorkersOf(sequence.placement);
+  const PromptToPlan prompt{ctx_len, sequence.prefill_end(), attention_workers};
+  return pool_.planner().ChooseExchange(prompt, {compute_worker, sequence.KeptBy(compute_worker)}, tokens);
+}
+
+// Of what is planned, and what its compute worker has after it. No ranks: it is no prompt.
 PrefillForecast StepPlanner::ForecastOf(Sequence& sequence, Position ctx_len, WorkerId compute_worker) const {
   if (sequence.planned < kLeastPlannedPrompt) return {};
   const auto attention_workers = AttentionWorkersOf(sequence.placement);
   const PromptToPlan prompt{ctx_len, sequence.prefill_end(), attention_workers};
   const FreeRank rank{compute_worker, sequence.KeptBy(compute_worker)};
-  const PrefillForecast forecast = pool_.planner().ChooseExchange(prompt, rank, sequence.planned);
+  const PrefillForecast forecast = Predicted(sequence, ctx_len, compute_worker, sequence.planned);
   sequence.NoteKept(
       compute_worker,
       pool_.planner().HeldAfter(prompt, rank, {ctx_len, ctx_len, ctx_len + sequence.planned}, forecast.exchange));
@@ -162,9 +188,45 @@ void StepPlanner::GivePrefill(Sequence& sequence, int most, int& budget) {
   Position given = std::min<Position>(left, most);
   if (!options_.enable_chunked_prefill && given < left) return;
   if (given <= 0 || (sequence.planned == 0 && !writer_.MayGive(sequence))) return;
+  if (std::isfinite(chunks_.room_s)) given = Shortened(sequence, given);
+  if (given == 0) return;
+  chunks_.any = true;
   if (sequence.planned == 0) chosen_.push_back(&sequence);
   sequence.planned += static_cast<int>(given);
   budget -= static_cast<int>(given);
+}
+
+double StepPlanner::SecondsOf(const Sequence& sequence, Position tokens) const {
+  if (tokens == 0) return 0;
+  return Predicted(sequence, sequence.ctx_len, writer_.compute_worker(), static_cast<int>(tokens)).predicted_s;
+}
+
+// Attention workers need most of the time of its next part.
+bool StepPlanner::IsOnPlane(const Sequence& sequence) const {
+  const Position left = std::min<Position>(sequence.prefill_end() - sequence.ctx_len, kLeastChunk);
+  const PrefillBound bound =
+      Predicted(sequence, sequence.ctx_len, writer_.compute_worker(), static_cast<int>(left)).bound;
+  return bound == PrefillBound::kPlane || bound == PrefillBound::kLink;
+}
+
+// Of `most` more tokens, those that streams can bear, by chunk_budget.h.
+Position StepPlanner::Shortened(const Sequence& sequence, Position most) {
+  const Position planned = sequence.planned;
+  const double planned_s = SecondsOf(sequence, planned);
+  ChunkLimits limits{.ctx_len = sequence.ctx_len,
+                     .left = sequence.prefill_end() - sequence.ctx_len,
+                     .most = planned + most,
+                     .least = chunks_.any ? 0 : kLeastChunk,
+                     .seconds = planned_s + std::min(chunks_.part_s, chunks_.room_s)};
+  const double most_s = SecondsOf(sequence, planned + most);
+  if (most_s == 0) limits.most = std::min(limits.most, std::max(planned, kChunkBeforeRates));
+  const Position all =
+      std::max(planned, ChunkTokens(limits, [&](Position tokens) { return SecondsOf(sequence, tokens); }));
+  if (all < planned + most && (most_s > limits.seconds || most_s == 0)) chunks_.shortened = true;
+  const double used_s = SecondsOf(sequence, all) - planned_s;
+  chunks_.room_s = std::max(0.0, chunks_.room_s - used_s);
+  chunks_.part_s = std::max(0.0, chunks_.part_s - used_s);
+  return all - planned;
 }
 
 void StepPlanner::ChoosePrefills(MicroBatch& batch, int& budget) {
@@ -175,6 +237,8 @@ void StepPlanner::ChoosePrefills(MicroBatch& batch, int& budget) {
     }
   }
   if (scratch_.empty() || budget == 0) return;
+  const WorkerId worker = writer_.compute_worker();
+  if (options_.prefill_itl_budget.on()) chunks_.room_s = room_.For({&worker, 1}, IsOnPlane(*scratch_.front()), true);
   // By tenant, the least served first; the oldest first within one, as members are.
   std::stable_sort(scratch_.begin(), scratch_.end(), [](const Sequence* a, const Sequence* b) {
     const Tenant& x = *a->request->tenant;
@@ -185,6 +249,7 @@ void StepPlanner::ChoosePrefills(MicroBatch& batch, int& budget) {
   for (size_t i = 1; i < scratch_.size(); ++i)
     tenants += scratch_[i]->request->tenant != scratch_[i - 1]->request->tenant;
   for (size_t i = 0; i < scratch_.size() && options_.enable_chunked_prefill && tenants > 1;) {
+    chunks_.part_s = chunks_.room_s / tenants;
     int part = std::max(1, budget / tenants--);
     const Tenant* tenant = scratch_[i]->request->tenant;
     for (; i < scratch_.size() && scratch_[i]->request->tenant == tenant; ++i) {
@@ -194,6 +259,7 @@ void StepPlanner::ChoosePrefills(MicroBatch& batch, int& budget) {
     }
     tenants = std::max(tenants, 1);
   }
+  chunks_.part_s = chunks_.room_s;
   for (Sequence* sequence : scratch_) GivePrefill(*sequence, budget, budget);  // what no tenant's part used up
 }
 

@@ -1,6 +1,8 @@
 #pragma once
+#include <cstdint>
 #include <vector>
 
+#include "scheduler/core/chunk_room.h"
 #include "scheduler/core/compute_pool.h"
 #include "scheduler/core/growth.h"
 #include "scheduler/core/kv_accounts.h"
@@ -18,11 +20,13 @@ class StepPlanner {
  public:
   // All outlive this.
   StepPlanner(const SchedulerOptions& options, const ComputePool& pool, MicroBatches& batches,
-              const KvAccounts& accounts, StepWriter& writer, PrefillGroups& groups, Growth& growth, Turn& turn)
+              const KvAccounts& accounts, const ChunkRoom& room, StepWriter& writer, PrefillGroups& groups,
+              Growth& growth, Turn& turn)
       : options_(options),
         pool_(pool),
         batches_(batches),
         accounts_(accounts),
+        room_(room),
         writer_(writer),
         groups_(groups),
         growth_(growth),
@@ -32,26 +36,44 @@ class StepPlanner {
   // requests_wait: for a place.
   void Plan(bool requests_wait);
 
+  uint64_t shortened_chunks() const { return shortened_chunks_; }  // of steps
+
  private:
+  // What prompts may take of the step that is being planned.
+  struct Chunks {
+    double room_s = 0;  // of what is left, by --prefill-itl-budget; infinity: there is no bound
+    double part_s = 0;  // of that, for the tenant at hand
+    bool any = false;   // one has a part
+    bool shortened = false;
+  };
+
   bool RunsAhead() const;
   void PlanAhead();
   bool PlanStep(int index, int slot, const MicroBatch* after);
+  void WriteEntries(MicroBatch& flight, proto::StepPlan& plan);
   bool LongestWaitsForRoom(const MicroBatch& batch) const;
   void ChooseDecodes(MicroBatch& batch, bool ahead, int& budget);
   void ChoosePrefills(MicroBatch& batch, int& budget);
   void GivePrefill(Sequence& sequence, int most, int& budget);
+  Position Shortened(const Sequence& sequence, Position most);
+  double SecondsOf(const Sequence& sequence, Position tokens) const;
+  bool IsOnPlane(const Sequence& sequence) const;
+  PrefillForecast Predicted(const Sequence& sequence, Position ctx_len, WorkerId compute_worker, int tokens) const;
   PrefillForecast ForecastOf(Sequence& sequence, Position ctx_len, WorkerId compute_worker) const;
 
   const SchedulerOptions& options_;
   const ComputePool& pool_;
   MicroBatches& batches_;
   const KvAccounts& accounts_;
+  const ChunkRoom& room_;
   StepWriter& writer_;
   PrefillGroups& groups_;
   Growth& growth_;
   Turn& turn_;
   std::vector<Sequence*> scratch_, chosen_;  // kept for their capacity
   std::vector<int> idle_;
+  Chunks chunks_;
+  uint64_t shortened_chunks_ = 0;
 };
 
 }  // namespace dovetail::scheduler

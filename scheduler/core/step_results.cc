@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace dovetail::scheduler {
-
 void StepResults::On(const StepUnreadable& event) {
   MicroBatch* const batch = batches_.InFlight(event.micro_batch, event.step, event.compute_worker);
   if (batch == nullptr) return turn_.CountLate();
@@ -91,7 +90,12 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
   counts_.prefix_direct_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.direct_bytes));
   counts_.prefix_ring_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.ring_bytes));
   counts_.prefix_switch_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.switch_bytes));
-  LearnRates(batch, result);
+  if (!batch.entries.empty() && batch.entries.front().group) {  // its ranks were learnt from as they came
+    batch.forecast = {};
+  } else {
+    LearnRates(batch, result);
+    batches_.HomeOf(batch).finished = turn_.now();
+  }
   if (batch.work > 0) pool_.patience().Note(batch.compute_worker, batch.work, turn_.now() - batch.sent);
   admission_.EndHold();
   batches_.HomeOf(batch).out_of_memory_in_a_row = 0;
@@ -105,17 +109,44 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
   batch.entries.clear();
 }
 
-// Of ordinary steps; those of a group's ranks were learnt from as they came.
+// What the step's prompts took, of the time since it was sent or, if that was later, since the last one of the same
+// sequences ended: what is more than streams take without prompts, of which prompts beside each other have their
+// shares. As much as streams take may hide behind that, so a prediction that is longer by less is right (StreamPace).
+double StepResults::PromptSeconds(const MicroBatch& batch, double took_s) {
+  const ChunkForecast& chunk = batch.chunk;
+  if (chunk.streams_s <= 0) return took_s;
+  double added_s = std::max(0.0, took_s - chunk.streams_s);
+  if (chunk.predicted_s > 0) added_s *= chunk.predicted_s / (chunk.predicted_s + chunk.others_s);
+  pool_.pace().NoteAdded(batch.compute_worker, chunk.predicted_s, added_s);
+  return std::clamp(chunk.predicted_s, added_s, added_s + chunk.streams_s);
+}
+
+void StepResults::LearnPace(const MicroBatch& batch, double took_s) {
+  StreamPace& pace = pool_.pace();
+  // A step with a prompt takes longer than one without.
+  if (!batch.beside_prompt || (batch.chunk.streams_s > 0 && took_s < batch.chunk.streams_s))
+    pace.Note(batch.compute_worker, took_s);
+}
+
+// Of an ordinary step.
 void StepResults::LearnRates(MicroBatch& batch, const proto::StepResult& result) {
   PrefillForecast forecast = std::exchange(batch.forecast, {});
   PrefillPlanner& planner = pool_.planner();
-  if (forecast.ranks == 0) return planner.Learn(batch.compute_worker, {}, result, /*follows_a_rank=*/false);
+  const double took_s = absl::ToDoubleSeconds(turn_.now() - std::max(batch.sent, batches_.HomeOf(batch).finished));
+  LearnPace(batch, took_s);
+  const bool shortened = batch.chunk.shortened;
+  if (forecast.ranks == 0) {
+    planner.Learn(batch.compute_worker, {}, result, /*follows_a_rank=*/false, shortened);
+    if (shortened && batch.chunk.predicted_s > 0)
+      planner.LearnCorrection(1, batch.chunk.by, batch.chunk.predicted_s, PromptSeconds(batch, took_s));
+    return;
+  }
   // The one prompt lies where the entry with most tokens does.
   const auto prompt = std::max_element(batch.entries.begin(), batch.entries.end(),
                                        [](const PlannedEntry& a, const PlannedEntry& b) { return a.q_len < b.q_len; });
   const auto attention_workers = AttentionWorkersOf(prompt->sequence->placement);
-  planner.Learn(batch.compute_worker, attention_workers, result, /*follows_a_rank=*/false);
-  forecast.measured_s = absl::ToDoubleSeconds(turn_.now() - batch.sent);
+  planner.Learn(batch.compute_worker, attention_workers, result, /*follows_a_rank=*/false, shortened);
+  forecast.measured_s = PromptSeconds(batch, took_s);
   planner.LearnTime(forecast);
 }
 

@@ -48,6 +48,8 @@ class StepResults {
  private:
   void EndGroup(const std::optional<PrefillGroups::Ended>& group);
   void FinishStep(MicroBatch& batch, const proto::StepResult& result);
+  double PromptSeconds(const MicroBatch& batch, double took_s);
+  void LearnPace(const MicroBatch& batch, double took_s);
   void LearnRates(MicroBatch& batch, const proto::StepResult& result);
   void Commit(const PlannedEntry& entry, const proto::EntryResult& result);
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);

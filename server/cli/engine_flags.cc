@@ -26,6 +26,7 @@ namespace dovetail::cli {
 namespace {
 
 constexpr int kMostAdaptedMicroBatches = 4;
+constexpr double kMostItlBudgetMs = 600'000;
 
 // CLI11's own `|` puts both errors into one.
 CLI::Validator WholeNumberOrAuto(int64_t min, int64_t max, const std::string& remedy) {
@@ -142,6 +143,7 @@ void AddSequenceFlags(CLI::App& command, EngineFlags& flags) {
       ->check(WholeNumberOrAuto(1, proto::kMaxStepTokens, "auto chooses by the device"))
       ->type_name("auto|TOKENS")
       ->group("Scheduling");
+  AddItlBudgetFlag(command, "Scheduling", flags.prefill_itl_budget);
   command
       .add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags.enable_chunked_prefill,
                 "Mix pieces of long prompts with decoding [on]")
@@ -352,11 +354,31 @@ scheduler::PlacementPolicy PlacementOf(const EngineFlags& flags) {
 
 }  // namespace
 
+void AddItlBudgetFlag(CLI::App& command, const std::string& group, std::string& flag) {
+  command
+      .add_option(
+          "--prefill-itl-budget", flag,
+          "Milliseconds from a token of a running stream to its next one while prompts are read, kept by taking "
+          "less of a prompt in a step; 0: no limit; auto: 1.4 times as long as without prompts, unless prompts "
+          "then took more than 8 times as long as alone")
+      ->check(CLI::Validator([number = Number(0, kMostItlBudgetMs, "or auto; 0 is no limit")](
+                                 const std::string& text) { return text == "auto" ? std::string() : number(text); },
+                             ""))
+      ->type_name("auto|MS")
+      ->group(group);
+}
+
+scheduler::ItlBudget ItlBudgetOf(const std::string& flag) {
+  if (flag == "auto") return {.automatic = true};
+  return {.seconds = std::atof(flag.c_str()) / 1e3};
+}
+
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   scheduler::SchedulerOptions options;
   options.max_num_seqs = flags.max_num_seqs;
   options.max_num_batched_tokens =
       flags.max_num_batched_tokens == "auto" ? 0 : std::atoi(flags.max_num_batched_tokens.c_str());
+  options.prefill_itl_budget = ItlBudgetOf(flags.prefill_itl_budget);
   options.max_model_len = static_cast<int>(flags.max_model_len);
   options.max_queued_requests = flags.max_queued_requests;
   options.replay_one_in = flags.replay_one_in;

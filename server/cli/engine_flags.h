@@ -26,6 +26,7 @@ struct EngineFlags {
   int64_t max_model_len = 0;
   int max_num_seqs = 256;
   std::string max_num_batched_tokens = "auto";
+  std::string prefill_itl_budget = "auto";
   int block_size = 64;
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
@@ -68,6 +69,9 @@ inline attention::Digests DigestsOf(bool kv_checksums) {
 }
 
 // What the flags mean. attention, model_digest and a max_model_len of 0 are for the caller to fill in.
+// --prefill-itl-budget, and what it means.
+void AddItlBudgetFlag(CLI::App& command, const std::string& group, std::string& flag);
+scheduler::ItlBudget ItlBudgetOf(const std::string& flag);
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);
 absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags);
 DType KvDtypeOf(const EngineFlags& flags);  // on the wire

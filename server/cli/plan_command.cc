@@ -4,6 +4,7 @@
 
 #include "plan/planner.h"
 #include "server/cli/command_line.h"
+#include "server/cli/engine_flags.h"
 #include "server/cli/plan_curves.h"
 #include "server/cli/plan_html_report.h"
 #include "server/cli/plan_inputs.h"
@@ -90,6 +91,7 @@ void AddEngineLimits(CLI::App& command, PlanFlags& f) {
       ->check(WholeNumber(1, proto::kMaxStepEntries));
   Add(command, kGroup, "--max-num-batched-tokens", f.max_num_batched_tokens, "New tokens of a step", "TOKENS")
       ->check(WholeNumber(1, proto::kMaxStepTokens));
+  AddItlBudgetFlag(command, kGroup, f.prefill_itl_budget);
 }
 
 absl::Status WritePlanReport(const PlanFlags& flags, const plan::PlanInput& input, const plan::Plan& plan,

@@ -38,6 +38,7 @@ struct PlanFlags {
   int64_t max_model_len = 0;  // 0: the model's
   int max_num_seqs = 256;
   int max_num_batched_tokens = 512;
+  std::string prefill_itl_budget = "auto";
   double memory_share = 0.9;
   bool json = false;
   std::vector<std::string> measured;  // LAYOUT=RESULT.json

@@ -141,6 +141,8 @@ class Up {
                            std::to_string(engine.max_num_seqs),
                            "--max-num-batched-tokens",
                            engine.max_num_batched_tokens,
+                           "--prefill-itl-budget",
+                           engine.prefill_itl_budget,
                            "--max-num-queued-reqs",
                            std::to_string(engine.max_queued_requests),
                            "--replay-one-in",

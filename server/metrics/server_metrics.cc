@@ -159,6 +159,10 @@ class ServerMetrics::Impl {
   CounterPair prefill_groups_ =
       make_.Counter("prefill_groups_total", "", "Parts of long prompts that several compute workers took together.");
   CounterPair prefill_group_tokens_ = make_.Counter("prefill_group_tokens_total", "", "Tokens in those parts.");
+  CounterPair shortened_chunks_ =
+      make_.Counter("prefill_shortened_steps_total", "",
+                    "Steps and parts of prompts on several workers that took less of a prompt because running streams "
+                    "would have waited longer than --prefill-itl-budget.");
   CounterPair prefix_asked_bytes_ = PrefillExchange("plane"), prefix_gathered_bytes_ = PrefillExchange("gather"),
               prefix_state_bytes_ = PrefillExchange("state"), prefix_chain_bytes_ = PrefillExchange("chain"),
               prefix_direct_bytes_ = PrefillExchange("gather-direct"), prefix_ring_bytes_ = PrefillExchange("ring"),
@@ -343,6 +347,7 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.replays_different_, now.replays_different, m.last_.replays_different);
   Grow(m.prefill_groups_, now.prefill_groups, m.last_.prefill_groups);
   Grow(m.prefill_group_tokens_, now.prefill_group_tokens, m.last_.prefill_group_tokens);
+  Grow(m.shortened_chunks_, now.shortened_chunks, m.last_.shortened_chunks);
   Grow(m.prefix_asked_bytes_, now.prefix_asked_bytes, m.last_.prefix_asked_bytes);
   Grow(m.prefix_gathered_bytes_, now.prefix_gathered_bytes, m.last_.prefix_gathered_bytes);
   Grow(m.prefix_state_bytes_, now.prefix_state_bytes, m.last_.prefix_state_bytes);

@@ -50,7 +50,8 @@ class ChoicesTest : public ::testing::Test {
   RequestTable requests_{parts_.options, queues_};
   Slots slots_{parts_.options.max_num_seqs};
   ReplacementWait stranded_;
-  PrefillGroups groups_{parts_.options, parts_.pool, parts_.batches, parts_.accounts, parts_.writer, parts_.turn};
+  PrefillGroups groups_{parts_.options, parts_.pool,   parts_.batches, parts_.accounts,
+                        parts_.room,    parts_.writer, parts_.turn};
   Probes probes_{parts_.options, parts_.accounts.budget(), parts_.names, parts_.turn};
   Moves moves_{parts_.accounts, parts_.names, parts_.batches, parts_.turn};
   Incarnations incarnations_{parts_.accounts, parts_.names, parts_.batches, moves_, slots_, parts_.turn};

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "scheduler/core/block_names.h"
+#include "scheduler/core/chunk_room.h"
 #include "scheduler/core/compute_pool.h"
 #include "scheduler/core/kv_accounts.h"
 #include "scheduler/core/micro_batches.h"
@@ -88,6 +89,7 @@ class CoreParts {
   ComputePool pool;
   MicroBatches batches;
   KvAccounts accounts;
+  ChunkRoom room{options, pool, batches, turn};
   BlockNames names;
   StepWriter writer;
   TenantQueues queues;

@@ -48,7 +48,8 @@ class PrefillGroupsTest : public ::testing::Test {
   }
 
   CoreParts parts_{Options()};
-  PrefillGroups groups_{parts_.options, parts_.pool, parts_.batches, parts_.accounts, parts_.writer, parts_.turn};
+  PrefillGroups groups_{parts_.options, parts_.pool,   parts_.batches, parts_.accounts,
+                        parts_.room,    parts_.writer, parts_.turn};
 };
 
 TEST_F(PrefillGroupsTest, ALongPromptIsCutBetweenTheWorkersThatAreFree) {
@@ -89,7 +90,8 @@ TEST(PrefillGroupsChain, RanksAreToldOfEachOtherWhereThereAreStatesToHandOn) {
       options.attention = *proto::AttentionTable::Build({state}, {decays});
     }
     CoreParts parts(options);
-    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.writer, parts.turn);
+    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.room, parts.writer,
+                         parts.turn);
     parts.AddAttentionWorker(0, 1000);
     for (const uint32_t worker : {10, 11, 12}) parts.pool.Join(WorkerId(worker));
     parts.AddReady(400);
@@ -114,7 +116,7 @@ TEST(PrefillGroupsDirect, RanksThatGiveEachOtherRowsKnowWhereEachBegins) {
   options.max_num_batched_tokens = 512;
   options.prefill_exchange = proto::PrefixExchange::kGatherDirect;
   CoreParts parts(options);
-  PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.writer, parts.turn);
+  PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.room, parts.writer, parts.turn);
   parts.AddAttentionWorker(0, 1000);
   for (const uint32_t worker : {10, 11, 12}) parts.pool.Join(WorkerId(worker));
   parts.AddReady(400);
@@ -136,7 +138,8 @@ TEST(PrefillGroupsDirect, AWorkerThatIsLostAfterItsRankHasEndedEndsTheGroup) {
     options.max_num_batched_tokens = 512;
     options.prefill_exchange = direct ? proto::PrefixExchange::kGatherDirect : proto::PrefixExchange::kGather;
     CoreParts parts(options);
-    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.writer, parts.turn);
+    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.room, parts.writer,
+                         parts.turn);
     parts.AddAttentionWorker(0, 1000);
     for (const uint32_t worker : {10, 11, 12}) parts.pool.Join(WorkerId(worker));
     parts.AddReady(400);
@@ -169,7 +172,8 @@ TEST(PrefillGroupsDirect, AGroupEndsWhenTwoOfItsRanksReachEachOtherNoMore) {
     options.max_num_batched_tokens = 512;
     options.prefill_exchange = direct ? proto::PrefixExchange::kGatherDirect : proto::PrefixExchange::kGather;
     CoreParts parts(options);
-    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.writer, parts.turn);
+    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.room, parts.writer,
+                         parts.turn);
     parts.AddAttentionWorker(0, 1000);
     for (const uint32_t worker : {10, 11}) parts.pool.Join(WorkerId(worker));
     parts.AddReady(400);

@@ -376,7 +376,8 @@ class PlannedGroupsTest : public testing::Test {
     for (const uint32_t worker : {10, 11}) parts_.pool.Join(WorkerId(worker));
   }
   CoreParts parts_{Options()};
-  PrefillGroups groups_{parts_.options, parts_.pool, parts_.batches, parts_.accounts, parts_.writer, parts_.turn};
+  PrefillGroups groups_{parts_.options, parts_.pool,   parts_.batches, parts_.accounts,
+                        parts_.room,    parts_.writer, parts_.turn};
 };
 
 TEST_F(PlannedGroupsTest, NoPromptIsDividedWhileRequestsWait) {

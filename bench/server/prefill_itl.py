@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""What a long prompt does to running streams, with and without --prefill-itl-budget.
+
+  bench/server/prefill_itl.py BINARY MODEL [--budgets auto,0] [--rounds 3] [--streams 4] [--prompt-words 3000]
+                           [flags of `dovetail serve`]
+
+Each round takes the budgets in turn. For each it starts `dovetail serve`, begins the streams, lets them run alone for
+--alone seconds, then sends the prompt and reads its first token. It prints the streams' gaps between tokens, median and
+99th percentile, alone and until that token; the prompt's time to it; and the counter of shortened steps.
+"""
+import argparse
+import http.client
+import json
+import re
+import statistics
+import subprocess
+import threading
+import time
+
+WORDS = ('the old sailor told his crew about a storm that had once carried their ship far beyond every known '
+         'shore').split()
+
+
+def text(words, seed):
+    """So many words that no other prompt begins with."""
+    return ' '.join([f'Story {seed}:'] + [WORDS[(seed * 7 + i * i) % len(WORDS)] for i in range(words)])
+
+
+class Server:
+    def __init__(self, options, flags):
+        command = [options.binary, 'serve', options.model, '--port', '0', '--served-model-name', 'm', *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for line in self.process.stdout:
+            if 'listening' in line:
+                self.port = int(re.search(r':(\d+)\s*$', line).group(1))
+                break
+        else:
+            raise SystemExit(f'the server ended: {" ".join(command)}')
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
+    def tokens(self, prompt, count, seen, ended):
+        """Appends to `seen` when each token came; until `ended` is set or all have come."""
+        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=600)
+        body = {'model': 'm', 'prompt': prompt, 'max_tokens': count, 'stream': True, 'ignore_eos': True,
+                'temperature': 0}
+        connection.request('POST', '/v1/completions', json.dumps(body), {'Content-Type': 'application/json'})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise SystemExit(f'{response.status}: {response.read()[:300]}')
+        for line in response:
+            if line.startswith(b'data: {'):
+                seen.append(time.monotonic())
+            if ended.is_set():
+                break
+        connection.close()
+
+    def metric(self, name):
+        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
+        connection.request('GET', '/metrics')
+        found = re.search(rf'^{name}{{[^}}]*}} (\S+)$', connection.getresponse().read().decode(), re.M)
+        return float(found.group(1)) if found else float('nan')
+
+
+def gaps_between(streams, begin, end):
+    return [b - a for seen in streams for a, b in zip(seen, seen[1:]) if b > begin and a < end]
+
+
+def percentile(values, share):
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def measure(options, budget, flags, seed):
+    server = Server(options, [*flags, '--prefill-itl-budget', budget])
+    try:
+        ended = threading.Event()
+        streams = [[] for _ in range(options.streams)]
+        threads = [threading.Thread(target=server.tokens, args=(text(20, 1000 * seed + i), 4000, seen, ended))
+                   for i, seen in enumerate(streams)]
+        # A prompt of which the scheduler learns rates, as any server that has run for a while has done.
+        server.tokens(text(600, 7000 + seed), 1, [], ended)
+        for thread in threads:
+            thread.start()
+        while min(len(seen) for seen in streams) < 5:
+            time.sleep(0.01)
+        alone = time.monotonic()
+        time.sleep(options.alone)
+        before = server.metric('dovetail:prefill_shortened_steps_total')
+        begin, first = time.monotonic(), []
+        server.tokens(text(options.prompt_words, 9000 + seed), 1, first, ended)
+        ttft = first[0] - begin
+        shortened = server.metric('dovetail:prefill_shortened_steps_total') - before
+        ended.set()
+        for thread in threads:
+            thread.join()
+        quiet, busy = gaps_between(streams, alone, begin), gaps_between(streams, begin, first[0])
+        return {'itl p50 alone': percentile(quiet, 0.5), 'itl p99 alone': percentile(quiet, 0.99),
+                'itl p50': percentile(busy, 0.5), 'itl p99': percentile(busy, 0.99), 'itl max': max(busy),
+                'ttft': ttft, 'shortened': shortened}
+    finally:
+        server.stop()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('binary')
+    parser.add_argument('model')
+    parser.add_argument('--budgets', default='auto,0')
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--streams', type=int, default=4)
+    parser.add_argument('--prompt-words', type=int, default=3000)
+    parser.add_argument('--alone', type=float, default=5)
+    options, flags = parser.parse_known_args()
+    results = {budget: [] for budget in options.budgets.split(',')}
+    for seed in range(options.rounds):
+        for budget, measured in results.items():
+            measured.append(measure(options, budget, flags, seed))
+            print(budget, {name: round(value, 4) for name, value in measured[-1].items()}, flush=True)
+    for budget, measured in results.items():
+        medians = {name: statistics.median(m[name] for m in measured) for name in measured[0]}
+        ratio = statistics.median(m['itl p99'] / m['itl p99 alone'] for m in measured)
+        print(f'median of {len(measured)}, budget {budget}:', {n: round(v, 4) for n, v in medians.items()},
+              f'p99 over alone {ratio:.2f}')
+
+
+if __name__ == '__main__':
+    main()
