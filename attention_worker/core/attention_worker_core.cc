@@ -128,7 +128,7 @@ void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, std::sp
 void AttentionWorkerCore::EndStepsBefore(const proto::OpenSequence& message) {
   SequenceState& sequence = *sequences_.Find(message.sequence);
   sequence.joint = JointAppend();
-  sequence.last_step = std::max(sequence.last_step, message.steps_from);
+  sequence.steps_from = std::max(sequence.steps_from, message.steps_from);
 }
 
 void AttentionWorkerCore::AnswerOpen(const AnswerOpened& answer, std::vector<Action>& actions) {
@@ -224,7 +224,7 @@ std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const pro
   std::vector<SequenceId> incomplete;
   for (const proto::StepBeginEntry& entry : message.entries) {
     const SequenceState* const sequence = sequences_.Find(entry.sequence);
-    if (sequence == nullptr || step <= sequence->last_step) continue;
+    if (sequence == nullptr || step <= sequence->last_step || step < sequence->steps_from) continue;
     const Position ctx_len = message.part.in_group() ? message.part.base : entry.ctx_len;
     const auto misses = [&](Position end) {
       return !sequences_.HoldsVisible(*sequence, ctx_len) || SequenceTable::LacksTokens(*sequence, end, ctx_len) ||
@@ -264,6 +264,8 @@ absl::Status AttentionWorkerCore::CheckEntry(const FrameHeader& header, const pr
       return FailedPrecondition("sequence ", entry.sequence.value(), " is in step ", other.step.value(),
                                 " of micro-batch ", i);
   }
+  if (begins < sequence->steps_from)
+    return FailedPrecondition("sequence ", entry.sequence.value(), " got more shards after step ", begins.value());
   if (begins < sequence->last_step)
     return FailedPrecondition("sequence ", entry.sequence.value(), " was in step ", sequence->last_step.value(),
                               " since step ", header.step);

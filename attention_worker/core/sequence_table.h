@@ -45,6 +45,7 @@ struct SequenceState {
   bool filling = false;        // a part came and no step since: it may not have arrived as a whole
   uint32_t micro_batches = 0;  // bit i: its step is in micro-batch i, or was there last; the worker core's, as are:
   StepId last_step;      // the newest step that has begun with it, or part of a move; of a group: its first rank's
+  StepId steps_from;     // steps below are over (proto::OpenSequence)
   JointAppend joint;     // of the group that appends its q_len tokens, if one does
   bool damaged = false;  // a block under it does not hold what was written: it must begin again
 
