@@ -46,14 +46,10 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   return options;
 }
 
-// The micro-batch of what another rank sent.
-std::optional<MicroBatchId> ForRank(const Event& event) {
-  if (const auto* state = std::get_if<RankStateArrived>(&event)) return state->micro_batch;
-  if (const auto* rows = std::get_if<RankRowsArrived>(&event)) return rows->micro_batch;
-  if (const auto* attended = std::get_if<RankAttended>(&event)) return attended->micro_batch;
-  if (const auto* heads = std::get_if<RankHeadsArrived>(&event)) return heads->micro_batch;
-  if (const auto* outputs = std::get_if<RankOutputsArrived>(&event)) return outputs->micro_batch;
-  return std::nullopt;
+// What is done for a step that has ended, too.
+bool IsOfEndedStep(const Action& action) {
+  return std::holds_alternative<FinishStep>(action) || std::holds_alternative<KeepRankRows>(action) ||
+         std::holds_alternative<SendRankAttended>(action);
 }
 
 }  // namespace
@@ -202,7 +198,8 @@ void ComputeWorkerNode::Feed(Event event) {
     if (waits_.size() < kWaitsKept) waits_.resize(waits_.size() + 1);
     waits_[next_wait_++ % kWaitsKept] = now - timer.sent;
   }
-  if (const std::optional<MicroBatchId> id = ForRank(event); id && id->value() < timers_.size() && core_.running(*id))
+  if (const std::optional<MicroBatchId> id = RankExchange::MicroBatchOf(event);
+      id && id->value() < timers_.size() && core_.running(*id))
     Waited(timers_[id->value()], clock_.Now());
   core_.Handle(std::move(event), actions_);
   if (outermost) PerformAll();
@@ -213,7 +210,7 @@ void ComputeWorkerNode::PerformAll() {
     Action action = std::move(actions_[i]);
     const MicroBatchId id = std::visit([](const auto& a) { return a.micro_batch; }, action);
     // What was asked for before a step failed is void.
-    if (!std::holds_alternative<FinishStep>(action) && !core_.running(id)) continue;
+    if (!core_.running(id) && !IsOfEndedStep(action)) continue;
     if (const absl::Status status = Perform(action); !status.ok()) {
       LogError("compute worker: ", std::string(status.message()));
       FailStep(id, status);
@@ -244,6 +241,7 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(AttendShard& a) { return node.Perform(a); }
     absl::Status operator()(SendRankRows& a) { return node.Perform(a); }
     absl::Status operator()(ForwardRankRows& a) { return node.Perform(a); }
+    absl::Status operator()(KeepRankRows& a) { return node.Perform(a); }
     absl::Status operator()(SendRankAttended& a) { return node.rank_links_.SendAttended(a.to, a.op, a.rank); }
     absl::Status operator()(SendRankHeads& a) { return node.Perform(a); }
     absl::Status operator()(AttendHeads& a) { return node.Perform(a); }
@@ -367,6 +365,19 @@ absl::Status ComputeWorkerNode::Perform(AttendHeads& attend) {
   return absl::OkStatus();
 }
 
+// A cache: what goes wrong here ends no step.
+absl::Status ComputeWorkerNode::Perform(KeepRankRows& keep) {
+  Note("keep rows", keep.micro_batch, keep.op);
+  RankRowsKept kept{keep.micro_batch, keep.step, keep.op, keep.rank, /*kept=*/false};
+  if (const PromptScratch::Part* const part = core_.PartToKeepIn(keep.micro_batch, keep.step); part != nullptr) {
+    const absl::Status status = dense_->KeepRankRows(core_, keep, *part);
+    if (!status.ok()) LogError("compute worker: K and V of a later rank: ", std::string(status.message()));
+    kept.kept = status.ok();
+  }
+  core_.Handle(kept, actions_);
+  return absl::OkStatus();
+}
+
 // Tensors are copied before they are answered: from then on their sender may use that memory again.
 void ComputeWorkerNode::OnRankFrame(const transport::Delivery& delivery) {
   const proto::FrameHeader& header = delivery.header;
@@ -377,6 +388,8 @@ void ComputeWorkerNode::OnRankFrame(const transport::Delivery& delivery) {
   if (const absl::Status taken = rank_exchange_.Take(delivery); !taken.ok()) {
     LogError("compute worker: from another rank: ", std::string(taken.message()));
     if (id.value() < timers_.size() && core_.running(id)) FailStep(id, taken);
+    if (id.value() < timers_.size() && header.type == proto::kRankRows)  // of an ended step, its sender waits for that
+      core_.Handle(RankRowsKept{id, StepId(header.step), header.op, rank}, actions_);
     return PerformAll();
   }
   TakeFromRanks();

@@ -130,6 +130,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(ForwardRankRows& forward);
   absl::Status Perform(SendRankHeads& send);
   absl::Status Perform(AttendHeads& attend);
+  absl::Status Perform(KeepRankRows& keep);
   void OnRankFrame(const transport::Delivery& delivery);
   int TakeFromRanks();  // what they sent, as far as it has been copied; not 0 while some of it has not
   absl::Status Perform(Sample& sample);

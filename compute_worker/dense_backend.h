@@ -58,6 +58,14 @@ class DenseBackend {
     return absl::UnimplementedError("this device exchanges no tokens for heads");
   }
 
+  // Puts K and V of a later rank into the blocks of its prompt (KeepRankRows), for steps that begin from here on. They
+  // lie behind all tokens of the step, which may be under way or have ended. As Run, it may still be under way, for
+  // which it keeps keep.rows. Of backends whose workers give other ranks rows.
+  virtual absl::Status KeepRankRows(const ComputeWorkerCore&, const compute::KeepRankRows&,
+                                    const PromptScratch::Part&) {
+    return absl::UnimplementedError("this device keeps no rows of later ranks");
+  }
+
   // Whether the payloads of an op can be packed without waiting for the device. If not, the caller does other things
   // and packs them later, in the order in which it would have. kInternal: the device is lost.
   virtual absl::StatusOr<bool> PayloadsReady(MicroBatchId, int /*op*/) { return true; }

@@ -78,6 +78,15 @@ Event RankExchange::EventOf(Arrived arrived) {
   return RankStateArrived{step, id, header.op, std::move(arrived.tensor)};
 }
 
+std::optional<MicroBatchId> RankExchange::MicroBatchOf(const Event& event) {
+  if (const auto* state = std::get_if<RankStateArrived>(&event)) return state->micro_batch;
+  if (const auto* rows = std::get_if<RankRowsArrived>(&event)) return rows->micro_batch;
+  if (const auto* attended = std::get_if<RankAttended>(&event)) return attended->micro_batch;
+  if (const auto* heads = std::get_if<RankHeadsArrived>(&event)) return heads->micro_batch;
+  if (const auto* outputs = std::get_if<RankOutputsArrived>(&event)) return outputs->micro_batch;
+  return std::nullopt;
+}
+
 const char* RankExchange::NameOf(proto::FrameType type) {
   if (type == proto::kRankOutputs) return "outputs arrive";
   if (type == proto::kRankHeads) return "heads arrive";

@@ -42,6 +42,8 @@ class RankExchange {
   bool copies() const { return !arriving_.empty(); }
   // What the core hears of it, and what traces call that.
   static Event EventOf(Arrived arrived);
+  // That of what another rank sent; nothing of other events.
+  static std::optional<MicroBatchId> MicroBatchOf(const Event& event);
   static const char* NameOf(proto::FrameType type);
 
  private:

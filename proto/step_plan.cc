@@ -116,13 +116,15 @@ void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
   archive.Id("micro_batch", plan.micro_batch);
   archive.Each("entries", plan.entries, kMaxStepEntries, [](auto& a, auto& entry) { FieldsOf(a, entry); });
   PartField(archive, plan.part);
-  if (plan.part.in_group())
+  if (plan.part.in_group()) {
     archive.Each("ranks", plan.ranks, kMaxPrefillRanks, [](auto& a, auto& rank) {
       a.Id("rank.worker", rank.worker);
       a.Id("rank.step", rank.step);
       a.Id("rank.micro_batch", rank.micro_batch);
       PositionField(a, "rank.begin", rank.begin);
     });
+    archive.Bool("gives_back", plan.gives_back);
+  }
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     size_t tokens = 0;
     for (const StepEntry& entry : plan.entries) tokens += entry.tokens.size();
@@ -137,6 +139,8 @@ void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
     const Position begin = plan.entries.empty() ? 0 : plan.entries[0].ctx_len;
     RequireTokensOfPart(archive, plan.part, plan.step, begin, begin + static_cast<Position>(tokens));
     if (plan.entries.empty()) return;
+    archive.Require(!plan.gives_back || plan.entries[0].exchange == PrefixExchange::kGatherDirect, "gives_back",
+                    "goes with gather-direct only");
     const bool direct = IsBetweenRanks(plan.entries[0].exchange) || IsBetweenRanks(plan.entries[0].linear_exchange);
     archive.Require(plan.ranks.size() == (direct ? static_cast<size_t>(plan.part.ranks) : 0), "ranks",
                     "are not those of the group, or there is no exchange between them");

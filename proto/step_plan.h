@@ -56,6 +56,9 @@ struct StepPlan {
   std::vector<StepEntry> entries;
   PrefillPart part;                // in a group there is one entry, and its block_hashes end at part.base
   std::vector<RankAddress> ranks;  // in a group with an exchange between ranks: all of them, in order; else empty
+  // The prompt goes on after the group: with gather-direct a rank also gives earlier ranks K and V of its tokens, so
+  // that they have them for the next group.
+  bool gives_back = false;
   bool operator==(const StepPlan&) const = default;
 };
 
@@ -103,7 +106,7 @@ struct PrefixTraffic {
   int64_t gathered_bytes = 0;  // K and V that came from there
   int64_t state_bytes = 0;     // linear states that went in place of tokens, both ways
   int64_t chain_bytes = 0;     // linear states that came from the rank before
-  int64_t direct_bytes = 0;    // K and V that came from the ranks before, from each its own
+  int64_t direct_bytes = 0;    // K and V that came from other ranks, from each its own
   int64_t ring_bytes = 0;      // K and V that came round a ring
   int64_t switch_bytes = 0;    // of a head switch: q, k and v that came from other ranks, and o
   bool operator==(const PrefixTraffic&) const = default;

@@ -221,6 +221,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   }
   MicroBatch& batch = micro_batches_[id.value()];
   batch.plan = std::move(plan);
+  batch.keeping = {};
   absl::Status status = CheckPlan(batch.plan, drawn_by);
   if (status.ok()) {
     BeginPrompts(batch);
@@ -229,6 +230,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   }
   if (!status.ok()) {
     EndPrompts(batch, /*went_well=*/false);
+    batch.keeping = {};
     inbox_.End(id, batch.plan.step);
     failure.error = std::string(status.message());
     ++counters_.refused_plans;

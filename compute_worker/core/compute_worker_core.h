@@ -47,14 +47,16 @@ struct RankStateArrived {  // the state that the rank before this one in its pre
   int op = 0;
   RankTensor state;
 };
-struct RankRowsArrived {  // K and V of a softmax op that a rank before this one has sent
+// K and V of a softmax op that a rank before this one has sent; or a later one, if the plan says that it gives them
+// back.
+struct RankRowsArrived {
   StepId step;
   MicroBatchId micro_batch;
   int op = 0;
   int rank = 0;
   RankTensor rows;
 };
-struct RankAttended {  // a later rank keeps the op's K and V, which this one sent it, no more
+struct RankAttended {  // another rank has done with the op's K and V, which this one sent it
   StepId step;
   MicroBatchId micro_batch;
   int op = 0;
@@ -73,6 +75,13 @@ struct RankOutputsArrived {  // what another rank's attention gave for this one'
   int op = 0;
   int rank = 0;
   RankTensor outputs;
+};
+struct RankRowsKept {  // KeepRankRows has ended
+  MicroBatchId micro_batch;
+  StepId step;
+  int op = 0;
+  int rank = 0;
+  bool kept = false;  // they are in the prompt's blocks; else nothing more of later ranks is kept
 };
 struct StepRefused {
   NodeId from;
@@ -99,8 +108,8 @@ struct StepWithdrawn {  // the scheduler wants its result no more: it ends as kW
   MicroBatchId micro_batch;
 };
 using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, RankStateArrived, RankRowsArrived,
-                           RankAttended, RankHeadsArrived, RankOutputsArrived, StepRefused, SampleDone, StepFailed,
-                           AttentionWorkerLost, StepWithdrawn>;
+                           RankAttended, RankRowsKept, RankHeadsArrived, RankOutputsArrived, StepRefused, SampleDone,
+                           StepFailed, AttentionWorkerLost, StepWithdrawn>;
 
 // ---- actions ----
 
@@ -137,7 +146,7 @@ struct SendRankState {  // the linear op's state after the step's last token, to
   int op = 0;
   proto::RankAddress to;
 };
-// k and v of the op to later ranks of the group: to each of those of the step's new tokens from `first_row` on.
+// k and v of the op to other ranks of the group: to each of those of the step's new tokens from `first_row` on.
 struct SendRankRows {
   struct Receiver {
     proto::RankAddress to;
@@ -161,6 +170,15 @@ struct ForwardRankRows {  // K and V of an earlier rank to the next one, from a 
   RankTensor rows;  // as kRankRows has them
   int64_t first_row = 0;
   proto::RankAddress to;
+};
+// K and V of a later rank, for the prompt's next part: into the blocks of PartToKeepIn, if they still are the prompt's.
+// Also after the step has ended. Ends with RankRowsKept.
+struct KeepRankRows {
+  MicroBatchId micro_batch;
+  StepId step;
+  int op = 0;
+  int rank = 0;     // that rank
+  RankTensor rows;  // RowsFrom it, as kRankRows has them
 };
 struct SendRankAttended {  // RankAttended, to the rank whose K and V they were
   MicroBatchId micro_batch;
@@ -207,8 +225,8 @@ struct FinishStep {
   proto::StepResult result;
 };
 using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, AttendShard,
-                            SendRankState, SendRankRows, ForwardRankRows, SendRankAttended, SendRankHeads, AttendHeads,
-                            SendRankOutputs, PlaceRankOutputs, Sample, FinishStep>;
+                            SendRankState, SendRankRows, ForwardRankRows, KeepRankRows, SendRankAttended, SendRankHeads,
+                            AttendHeads, SendRankOutputs, PlaceRankOutputs, Sample, FinishStep>;
 
 // One attention worker's part in a micro-batch's step.
 struct WorkerPart {
@@ -252,8 +270,8 @@ struct AttentionWorkerAddress {
   NodeId node;
 };
 
-// A rank of a group does not go on while a later one has so many ops of its K and V and has not attended to them: what
-// a rank that is behind keeps is bounded by that.
+// A rank of a group does not go on while a later one has so many ops of its K and V and has not attended to them, or an
+// earlier one has not put them where it keeps them: what a rank that is behind holds is bounded by that.
 inline constexpr int kRankOpsAhead = 4;
 // In a ring it gives the next rank no more while that has so many tensors which it has not attended to and handed on:
 // the one that it attends to, and the next.
@@ -311,13 +329,16 @@ class ComputeWorkerCore {
   const std::vector<StateEntry>& StatesOf(MicroBatchId id) const { return micro_batches_[id.value()].states; }
   // What the rank before left of a linear op; empty: it has not come. Valid until the step ends.
   std::span<const std::byte> RankState(MicroBatchId id, int op) const { return inbox_.Find(id, op, kChainRank); }
-  // Of a step with PromptEntry::from_ranks: the tokens of a rank before it whose K and V it needs in a softmax op,
-  // maybe none (begin == end); and these, as kRankRows has them (proto/rank_frames.h), while the op is attended: in
-  // host memory, or where the backend took them to.
+  // Of a step with PromptEntry::from_ranks: the tokens of a rank before it whose K and V it needs in a softmax op, or
+  // of a later one that the next group needs, maybe none (begin == end). Of ranks before it also these, as kRankRows
+  // has them (proto/rank_frames.h), while the op is attended: in host memory, or where the backend took them to.
   proto::TokenRange RowsFrom(MicroBatchId id, int op, int rank) const;
   std::span<const std::byte> RankRows(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
   // In a switch: what another rank sent of its tokens, as kRankHeads has it, while they are attended to.
   std::span<const std::byte> RankHeads(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
+  // Where K and V of later ranks are to be put (KeepRankRows). Null: they are not to be kept any more. Valid until the
+  // next event.
+  const PromptScratch::Part* PartToKeepIn(MicroBatchId id, StepId step) const;
   // In a ring: the tokens of which that rank, not the last one, has K and V; from a multiple of 64 on.
   proto::TokenRange ShardOf(MicroBatchId id, int rank) const;
   // What other ranks sent and is kept. For tests.
@@ -354,6 +375,12 @@ class ComputeWorkerCore {
     uint32_t returned = 0;  // bit r: rank r's outputs have come
     bool sent = false;      // the step's own q, k and v
   };
+  // Of a step whose plan says that later ranks give back: what of that has come. Also after the step has ended.
+  struct Keeping {
+    bool reserved = false;             // there was room for it when the step began
+    bool on = false;                   // and it is kept
+    std::vector<uint32_t> came, kept;  // by op: bit r is K and V of rank r
+  };
   struct MicroBatch {
     bool running = false;
     bool aborted = false;  // a worker refused: finish as soon as the dense piece at hand is done
@@ -373,6 +400,7 @@ class ComputeWorkerCore {
     std::vector<std::vector<int>> unattended;  // by rank: ops whose K and V went there and were not attended to
     Ring ring;
     HeadSwitch heads;
+    Keeping keeping;
   };
   static constexpr int kChainRank = 0;  // in the inbox: states come from one rank only
 
@@ -385,6 +413,7 @@ class ComputeWorkerCore {
   void On(RankAttended event, std::vector<Action>& actions);
   void On(RankHeadsArrived event, std::vector<Action>& actions);
   void On(RankOutputsArrived event, std::vector<Action>& actions);
+  void On(RankRowsKept event, std::vector<Action>& actions);
   void On(StepRefused event, std::vector<Action>& actions);
   void On(SampleDone event, std::vector<Action>& actions);
   void On(StepFailed event, std::vector<Action>& actions);
@@ -415,6 +444,12 @@ class ComputeWorkerCore {
   int64_t RankRowsBytes(const proto::StepPlan& plan, int op, int rank) const;
   proto::TokenRange RowsBetween(const proto::StepPlan& plan, int op, int from, int to) const;
   static bool FromRanks(const MicroBatch& batch);
+  static bool GivesBack(const proto::StepPlan& plan);
+  void BeginKeeping(MicroBatch& batch);
+  void StopKeeping(SequenceId sequence);
+  bool IsOfLaterRank(const MicroBatch& batch, StepId step, int rank) const;
+  bool TakeFromLaterRank(MicroBatch& batch, int op, int rank, RankTensor rows, std::vector<Action>& actions);
+  Position EndOfKept(const MicroBatch& batch) const;
   bool IsAhead(const MicroBatch& batch) const;
   bool MayFinish(const MicroBatch& batch) const;
   void BeginRanks(MicroBatch& batch, std::vector<Action>& actions);

@@ -49,6 +49,15 @@ bool PromptScratch::MakeRoom(SequenceId but_not, size_t blocks) {
   return true;
 }
 
+// For all ops, without taking anything away.
+bool PromptScratch::MayMakeRoom(SequenceId but_not, const Part& part, size_t segments) const {
+  size_t room = free_.size();
+  for (const auto& [sequence, other] : parts_)
+    if (sequence != but_not && !other.in_step)
+      for (const Segment& segment : other.segments) room += segment.blocks.size();
+  return segments <= part.segments.size() || blocks_of_all_ops_ * (segments - part.segments.size()) <= room;
+}
+
 bool PromptScratch::Grow(SequenceId sequence, Part& part, size_t segments, bool of_one_op) {
   if (segments <= part.segments.size()) return true;
   const size_t each = of_one_op ? blocks_of_one_op_ : blocks_of_all_ops_;
@@ -89,6 +98,10 @@ const PromptScratch::Part* PromptScratch::BeginGathering(SequenceId sequence, co
   if (FirstMissing(sequence, step.from, step.ctx_len) < step.ctx_len) part->second.seen_from = step.ctx_len;
   part->second.end = std::min(part->second.end, step.from);
   Resize(part->second, SegmentsTo(part->second.begin, part->second.end));
+  const size_t with_others = SegmentsTo(part->second.begin, std::max(step.room_to, step.ctx_len + step.q_len));
+  if (step.more && step.room_to > 0 && MayMakeRoom(sequence, part->second, with_others) &&
+      Grow(sequence, part->second, with_others, /*of_one_op=*/false))
+    return Use(part->second);
   if (GrowForStep(sequence, part->second, step.ctx_len + step.q_len, step.more)) return Use(part->second);
   Drop(sequence);
   return nullptr;
@@ -130,6 +143,18 @@ void PromptScratch::End(SequenceId sequence, bool went_well, Position end) {
                                    [](const Segment& segment) { return segment.of_one_op; });
   if (one_op != part.segments.end()) return Drop(sequence);
   if (went_well) part.end = end;
+}
+
+void PromptScratch::Extend(SequenceId sequence, Position end, Position seen_from) {
+  const auto it = parts_.find(sequence);
+  if (it == parts_.end() || it->second.end >= end) return;
+  it->second.end = end;
+  it->second.seen_from = std::max(it->second.seen_from, seen_from);
+}
+
+const PromptScratch::Part* PromptScratch::Find(SequenceId sequence) const {
+  const auto it = parts_.find(sequence);
+  return it == parts_.end() ? nullptr : &it->second;
 }
 
 }  // namespace dovetail::compute

@@ -16,7 +16,8 @@ struct GatherStep {
   Position from = 0;   // tokens [from, ctx_len) are put in whatever is held
   Position ctx_len = 0;
   int q_len = 0;
-  bool more = false;  // another part of the prompt will follow
+  bool more = false;     // another part of the prompt will follow
+  Position room_to = 0;  // room for tokens up to here, too, which others compute meanwhile, if all ops fit (HasRoomTo)
 };
 
 // Which blocks hold K and V of prompts that the compute worker attends itself. A cache: what does not fit or was
@@ -40,6 +41,12 @@ class PromptScratch {
     bool in_step = false;
     uint64_t used = 0;  // when, for who goes first
     std::vector<Segment> segments;
+
+    // Whether tokens before `end` have blocks, for all ops.
+    bool HasRoomTo(Position end) const {
+      return !segments.empty() && !segments.back().of_one_op &&
+             begin + static_cast<Position>(segments.size()) * kSegmentTokens >= end;
+    }
   };
 
   PromptScratch(const proto::AttentionTable& table, uint32_t capacity_blocks);
@@ -54,7 +61,12 @@ class PromptScratch {
   // none.
   Position FirstMissing(SequenceId sequence, Position from, Position ctx_len) const;
   void End(SequenceId sequence, bool went_well, Position end);
+  // What others computed has been put in: all tokens before `end` are here, and of ops with a window what a step at
+  // `seen_from` or later sees. No more than Part::HasRoomTo. Nothing, if the prompt is not here or has as much already.
+  void Extend(SequenceId sequence, Position end, Position seen_from);
   void Drop(SequenceId sequence);
+  // Null: nothing is here. Valid until the next call that is not const.
+  const Part* Find(SequenceId sequence) const;
 
   uint32_t BlockOf(const Segment& segment, int op, int head) const {
     return segment.blocks[(segment.of_one_op ? 0 : first_block_[op]) + head];
@@ -65,6 +77,7 @@ class PromptScratch {
  private:
   void Resize(Part& part, size_t segments);
   bool GrowForStep(SequenceId sequence, Part& part, Position end, bool more);
+  bool MayMakeRoom(SequenceId but_not, const Part& part, size_t segments) const;
   const Part* Use(Part& part);
   bool Grow(SequenceId sequence, Part& part, size_t segments, bool of_one_op);
   bool MakeRoom(SequenceId but_not, size_t blocks);

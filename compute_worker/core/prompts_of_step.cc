@@ -48,6 +48,7 @@ PromptEntry ComputeWorkerCore::BeginPromptFromRanks(const proto::StepPlan& plan)
   const Position base = plan.part.base, segment = base / kSegmentTokens * kSegmentTokens;
   GatherStep step{
       .from = base, .ctx_len = entry.ctx_len, .q_len = static_cast<int>(entry.tokens.size()), .more = !entry.sample};
+  if (GivesBack(plan)) step.room_to = plan.part.end;
   PromptEntry prompt;
   Position missing = scratch_.FirstMissing(entry.sequence, base, entry.ctx_len);
   if (proto::MayGather(table_, missing, base)) prompt.part = scratch_.BeginGathering(entry.sequence, step);
@@ -71,6 +72,7 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
     const StepEntry& entry = batch.plan.entries[e];
     const int q_len = static_cast<int>(entry.tokens.size());
     const bool direct = IsBetweenRanks(entry.exchange);
+    StopKeeping(entry.sequence);
     if (!direct && q_len < options_.prompt_tokens) {
       scratch_.Drop(entry.sequence);
       continue;
@@ -87,6 +89,7 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
     batch.prompts.push_back(prompt);
     counters_.prompt_tokens_here += static_cast<uint64_t>(q_len);
   }
+  BeginKeeping(batch);
 }
 
 // A slot is for the worker that computes the next part, too: not in a group.
@@ -123,6 +126,8 @@ void ComputeWorkerCore::EndPrompts(MicroBatch& batch, bool went_well) {
   for (const PromptEntry& prompt : batch.prompts) {
     const StepEntry& entry = batch.plan.entries[prompt.entry];
     scratch_.End(entry.sequence, went_well, entry.ctx_len + static_cast<Position>(entry.tokens.size()));
+    batch.keeping.on = batch.keeping.on && went_well;
+    if (batch.keeping.on) scratch_.Extend(entry.sequence, EndOfKept(batch), batch.plan.part.end);
   }
   batch.prompts.clear();
 }
@@ -196,6 +201,8 @@ proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch)
       if (state.chained) traffic.chain_bytes += RankStateBytes(op);
     for (int rank = 0; FromRanks(batch) && rank < batch.plan.part.rank; ++rank)
       (Rings(batch.plan) ? traffic.ring_bytes : traffic.direct_bytes) += RankRowsBytes(batch.plan, op, rank);
+    for (int rank = batch.plan.part.rank + 1; batch.keeping.reserved && rank < batch.plan.part.ranks; ++rank)
+      traffic.direct_bytes += RankRowsBytes(batch.plan, op, rank);
   }
   traffic.switch_bytes = SwitchBytesOf(batch);
   return traffic;

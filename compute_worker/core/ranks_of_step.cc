@@ -1,6 +1,7 @@
 // What a step exchanges with the other ranks of its prefill group: the states of linear layers, each with the next
 // rank, and K and V of softmax layers, with all later ranks. Dependencies go to later ranks only, but for
-// kRankOpsAhead: a rank that waits there has sent what those before it need, so no two ranks wait for each other.
+// kRankOpsAhead: a rank that waits there has sent what those before it need, so no two ranks wait for each other. What
+// goes to earlier ranks, which none waits for, is in rows_given_back.cc.
 #include <algorithm>
 #include <utility>
 
@@ -59,7 +60,8 @@ int64_t ComputeWorkerCore::RankStateBytes(int op) const {
 proto::TokenRange ComputeWorkerCore::RowsBetween(const StepPlan& plan, int op, int from, int to) const {
   const bool last = from + 1 == plan.part.ranks;
   const proto::TokenRange tokens{plan.ranks[from].begin, last ? plan.part.end : plan.ranks[from + 1].begin};
-  return proto::RowsForLaterRank(tokens, plan.ranks[to].begin, table_.softmax(table_.op_group[op]).window);
+  const Position needed_from = to > from ? plan.ranks[to].begin : plan.part.end;  // an earlier rank's next group
+  return proto::RowsForLaterRank(tokens, needed_from, table_.softmax(table_.op_group[op]).window);
 }
 
 proto::TokenRange ComputeWorkerCore::RowsFrom(MicroBatchId id, int op, int rank) const {
@@ -100,7 +102,7 @@ bool ComputeWorkerCore::IsAhead(const MicroBatch& batch) const {
 }
 
 // All attention workers have answered, for the next step relies on what this one appended. And a rank without room has
-// had all rows that come to it: their senders wait to hear that they are not kept.
+// had all rows that come to it: their senders wait to hear that they are not kept. What was given back is in its place.
 bool ComputeWorkerCore::MayFinish(const MicroBatch& batch) const {
   const bool answered = std::all_of(batch.parts.begin(), batch.parts.end(),
                                     [](const WorkerPart& part) { return part.unanswered.empty(); });
@@ -108,7 +110,9 @@ bool ComputeWorkerCore::MayFinish(const MicroBatch& batch) const {
   for (int op = 0; op < table_.op_count(); ++op)
     for (int rank = 0; rank < batch.plan.part.rank; ++rank)
       if (RankRowsBytes(batch.plan, op, rank) > 0 && !inbox_.Came(batch.plan.micro_batch, op, rank)) return false;
-  return true;
+  if (!GivesBack(batch.plan)) return true;
+  return std::all_of(batch.unattended.begin(), batch.unattended.begin() + batch.plan.part.rank,
+                     [](const std::vector<int>& ops) { return ops.empty(); });
 }
 
 // What has come before the plan is looked at now.
@@ -120,6 +124,12 @@ void ComputeWorkerCore::BeginRanks(MicroBatch& batch, std::vector<Action>& actio
   inbox_.Begin(plan.micro_batch, plan.step);
   for (const auto& [op, rank] : inbox_.kept(plan.micro_batch)) {
     if (table_.linear(table_.op_group[op]) != nullptr) continue;
+    if (IsOfLaterRank(batch, plan.step, rank)) {
+      RankTensor rows = inbox_.Share(plan.micro_batch, op, rank);
+      inbox_.Forget(plan.micro_batch, op, rank);
+      if (!TakeFromLaterRank(batch, op, rank, std::move(rows), actions)) ++counters_.dropped_frames;
+      continue;
+    }
     const size_t bytes = inbox_.Find(plan.micro_batch, op, rank).size();
     const bool rows = (GathersFromRanks(plan) || Rings(plan)) && rank < plan.part.rank &&
                       RankRowsBytes(plan, op, rank) == static_cast<int64_t>(bytes);
@@ -146,7 +156,10 @@ void ComputeWorkerCore::SendToRanks(MicroBatch& batch, int op, std::vector<Actio
   if (Switches(plan)) return BeginSwitch(batch, op, actions);
   if (!GathersFromRanks(plan) || table_.linear(table_.op_group[op]) != nullptr) return;
   SendRankRows send{plan.micro_batch, op, plan.part.rank, {}};
-  for (int to = plan.part.rank + 1; to < plan.part.ranks; ++to) {
+  // Those that wait for them first.
+  const int own = plan.part.rank, others = GivesBack(plan) ? plan.part.ranks - 1 : plan.part.ranks - 1 - own;
+  for (int i = 0; i < others; ++i) {
+    const int to = (own + 1 + i) % plan.part.ranks;
     const proto::TokenRange rows = RowsBetween(plan, op, plan.part.rank, to);
     if (rows.begin >= rows.end) continue;
     send.receivers.push_back({plan.ranks[static_cast<size_t>(to)], rows.begin - plan.entries[0].ctx_len});
@@ -192,6 +205,12 @@ void ComputeWorkerCore::On(RankStateArrived event, std::vector<Action>& actions)
 void ComputeWorkerCore::On(RankRowsArrived event, std::vector<Action>& actions) {
   const MicroBatchId id = event.micro_batch;
   MicroBatch* const batch = Running(id, event.step);
+  if (id.value() < micro_batches_.size() && event.op < table_.op_count() &&
+      IsOfLaterRank(micro_batches_[id.value()], event.step, event.rank)) {
+    if (!TakeFromLaterRank(micro_batches_[id.value()], event.op, event.rank, std::move(event.rows), actions))
+      ++counters_.dropped_frames;
+    return;
+  }
   bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.rows.empty() &&
               table_.linear(table_.op_group[event.op]) == nullptr && event.rank < proto::kMaxPrefillRanks;
   if (fits && batch != nullptr)
@@ -225,6 +244,10 @@ void ComputeWorkerCore::On(RankAttended event, std::vector<Action>& actions) {
     return;
   }
   if (ring) TendRing(*batch, actions);
+  if (batch->done.has_value()) {
+    if (MayFinish(*batch)) Finish(*batch, *std::move(batch->done), actions);
+    return;
+  }
   GoOnWithRanks(*batch, event.op, actions);
 }
 

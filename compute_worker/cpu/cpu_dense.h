@@ -32,6 +32,10 @@ class CpuDense final : public DenseBackend {
   absl::Status AttendRankShard(const ComputeWorkerCore& core, const AttendShard& shard) override {
     return dense_.AttendRankShard(core, shard);
   }
+  absl::Status KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
+                            const PromptScratch::Part& part) override {
+    return dense_.KeepRankRows(core, keep, part);
+  }
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                  int op) override {
     return dense_.wire(id).PackQuery(core.PartsOf(id), p, core.table().op_group[op]);

@@ -63,6 +63,10 @@ class DenseExecutor {
   void PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) {
     heads_of_ranks_.Place(core, place, wire(place.micro_batch));
   }
+  absl::Status KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
+                            const PromptScratch::Part& part) {
+    return prompts_.Keep(core, keep, part, *stream_);
+  }
 
   // DenseBackend::TakeRankState.
   std::vector<std::byte> TakeRankState(MicroBatchId id) { return states_.TakeRankState(id); }

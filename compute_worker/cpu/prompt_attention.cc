@@ -73,6 +73,7 @@ absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchI
     size_t group_blocks = 0;
     for (const PromptEntry& prompt : prompts) group_blocks += prompt.part->segments.size() * spec.kv_heads;
     blocks = std::max(blocks, group_blocks);
+    if (core.PlanOf(id).gives_back) keep_blocks_.reserve(std::max(keep_blocks_.capacity(), group_blocks));
     for (int rank = 0; rank < shards; ++rank) {
       const proto::TokenRange tokens = core.ShardOf(id, rank);
       shard = std::max<size_t>(shard, (tokens.end - tokens.begin) / kSegmentTokens * spec.kv_heads);
@@ -160,20 +161,44 @@ void PromptAttention::FillGathered(const ComputeWorkerCore& core, MicroBatchId i
   }
 }
 
-// Tokens of a rank before this one, as it sent them. A rank's step has one prompt.
-void PromptAttention::FillRows(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank) {
-  MicroBatch& batch = micro_batches_[id.value()];
+// Of K and V as another rank sent them. The blocks are the caller's to fill in.
+kernels::KvAppendItem PromptAttention::AppendOf(const std::byte* rows, int op, const proto::TokenRange& tokens) const {
   const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
   const int64_t key_bytes = int64_t{spec.kv_heads} * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
-  const proto::TokenRange tokens = core.RowsFrom(id, op, rank);
-  if (tokens.begin >= tokens.end) return;
   kernels::KvAppendItem append;
-  const std::byte* const rows = core.RankRows(id, op, rank).data();
   append.k = rows;
   append.v = rows + (tokens.end - tokens.begin) * key_bytes;
   append.rows = static_cast<int>(tokens.end - tokens.begin);
   append.kv_heads = spec.kv_heads;
   append.first_position = tokens.begin;
+  return append;
+}
+
+absl::Status PromptAttention::Keep(const ComputeWorkerCore& core, const KeepRankRows& keep,
+                                   const PromptScratch::Part& part, kernels::Stream& stream) {
+  const LayerGroup group = table_.op_group[keep.op];
+  const proto::TokenRange tokens = core.RowsFrom(keep.micro_batch, keep.op, keep.rank);
+  const auto first = static_cast<size_t>((tokens.begin - part.begin) / kSegmentTokens);
+  const auto end = static_cast<size_t>((tokens.end - part.begin + kSegmentTokens - 1) / kSegmentTokens);
+  keep_blocks_.clear();
+  for (int head = 0; head < table_.softmax(group).kv_heads; ++head)
+    for (size_t s = first; s < end; ++s)
+      keep_blocks_.push_back(arena_->data() +
+                             size_t{core.scratch().BlockOf(part.segments[s], keep.op, head)} * block_bytes_);
+  kernels::KvAppendItem append = AppendOf(keep.rows.bytes.data(), keep.op, tokens);
+  append.blocks.blocks = keep_blocks_.data();
+  append.blocks.head_step = static_cast<int64_t>(end - first);
+  append.blocks.first_segment = static_cast<int32_t>(tokens.begin / kSegmentTokens);
+  append.blocks.segments = static_cast<int32_t>(end - first);
+  return kernels::KvAppend(kernels::ContextOf(stream), ShapeOf(group).layout(), {&append, 1});
+}
+
+// Tokens of a rank before this one, as it sent them. A rank's step has one prompt.
+void PromptAttention::FillRows(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  const proto::TokenRange tokens = core.RowsFrom(id, op, rank);
+  if (tokens.begin >= tokens.end) return;
+  kernels::KvAppendItem append = AppendOf(core.RankRows(id, op, rank).data(), op, tokens);
   append.blocks = TableOf(batch, 0, 0);
   batch.appends.push_back(append);
 }

@@ -32,6 +32,10 @@ class PromptAttention {
   absl::Status RunShard(const ComputeWorkerCore& core, const AttendShard& shard, StepWire& wire,
                         kernels::Stream& stream);
 
+  // K and V of a later rank into `part` (KeepRankRows). Allocates nothing.
+  absl::Status Keep(const ComputeWorkerCore& core, const KeepRankRows& keep, const PromptScratch::Part& part,
+                    kernels::Stream& stream);
+
  private:
   struct Extent {  // blocks of one prompt
     size_t first = 0;
@@ -56,6 +60,7 @@ class PromptAttention {
   void FillFromRanks(const ComputeWorkerCore& core, MicroBatchId id, int op);
   void FillGathered(const ComputeWorkerCore& core, MicroBatchId id, int op);
   void FillAppends(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire);
+  kernels::KvAppendItem AppendOf(const std::byte* rows, int op, const proto::TokenRange& tokens) const;
   void FillRows(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank);
   void FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank, StepWire& wire);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, kernels::Stream& stream);
@@ -65,6 +70,7 @@ class PromptAttention {
   const size_t block_bytes_;
   std::unique_ptr<kernels::Buffer> arena_;
   std::vector<MicroBatch> micro_batches_;
+  std::vector<std::byte*> keep_blocks_;  // [KV head][segment] of a later rank's tokens
 };
 
 }  // namespace dovetail::compute

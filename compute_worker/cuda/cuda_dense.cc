@@ -491,6 +491,12 @@ absl::StatusOr<RankTensor> CudaDense::TakeRankRows(std::span<const std::byte> ro
   return rank_rows_ != nullptr ? rank_rows_->Take(rows) : DenseBackend::TakeRankRows(rows);
 }
 
+absl::Status CudaDense::KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
+                                     const PromptScratch::Part& part) {
+  if (prompts_ == nullptr || rank_rows_ == nullptr) return DenseBackend::KeepRankRows(core, keep, part);
+  return prompts_->Keep(core, keep, part, stream_);
+}
+
 absl::StatusOr<bool> CudaDense::RankRowsTaken(const RankTensor& rows) {
   return rank_rows_ != nullptr ? rank_rows_->Taken(rows) : DenseBackend::RankRowsTaken(rows);
 }

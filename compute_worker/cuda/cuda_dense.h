@@ -46,6 +46,8 @@ class CudaDense final : public DenseBackend {
   absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId id, int op, int64_t first_row) override;
   absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) override;
   absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override;
+  absl::Status KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
+                            const PromptScratch::Part& part) override;
   absl::StatusOr<bool> BeginSample(const proto::StepPlan& plan, MicroBatchId id) override;
   bool Drawn(MicroBatchId id) override;
   void SetTurns(TurnChoice::Policy policy) override { between_gpus_->SetTurns(policy); }

@@ -1,6 +1,7 @@
 #include "compute_worker/cuda/cuda_prompt_attention.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "compute_worker/cpu/prompt_attention.h"
@@ -71,7 +72,8 @@ CudaPromptAttention::CudaPromptAttention(kernels::cuda::CudaDevice& device, cons
       table_(table),
       block_bytes_(PromptAttention::BlockBytes(table)),
       rank_rows_(rank_rows),
-      steps_(micro_batches) {
+      steps_(micro_batches),
+      kept_tables_(device) {
   for (Step& step : steps_) {
     step.groups.resize(table.group_count());
     for (GroupStep& group : step.groups) {
@@ -371,7 +373,7 @@ absl::Status CudaPromptAttention::AppendGathered(const ComputeWorkerCore& core, 
     std::byte* const k = step.gathered->data() + run.at;
     DT_RETURN_IF_ERROR(batch.stream().Copy(k, part.partial.data() + item.gather_key_offset, keys));
     DT_RETURN_IF_ERROR(batch.stream().Copy(k + keys, part.partial.data() + item.gather_value_offset, values));
-    DT_RETURN_IF_ERROR(AppendRows(spec, own, k, k + keys, heads, run.rows, run.table_row, kv_offset, batch));
+    DT_RETURN_IF_ERROR(AppendRows(spec, own, k, k + keys, heads, run.rows, run.table_row, kv_offset, batch.stream()));
   }
   return absl::OkStatus();
 }
@@ -386,8 +388,8 @@ absl::Status CudaPromptAttention::AppendFromRanks(const ComputeWorkerCore& core,
     const int64_t rows = run.tokens.end - run.tokens.begin, keys = KeyBytes(spec, rows, spec.kv_heads);
     if (static_cast<int64_t>(sent.size()) != keys + ValueBytes(spec, rows, spec.kv_heads))
       return Internal("attention op ", op, ": rank ", run.rank, " sent ", sent.size(), " bytes of ", rows, " tokens");
-    DT_RETURN_IF_ERROR(
-        AppendRows(spec, own, sent.data(), sent.data() + keys, spec.kv_heads, rows, run.table_row, kv_offset, batch));
+    DT_RETURN_IF_ERROR(AppendRows(spec, own, sent.data(), sent.data() + keys, spec.kv_heads, rows, run.table_row,
+                                  kv_offset, batch.stream()));
     DT_RETURN_IF_ERROR(rank_rows_->Reads(sent, batch.stream()));
   }
   return absl::OkStatus();
@@ -395,7 +397,7 @@ absl::Status CudaPromptAttention::AppendFromRanks(const ComputeWorkerCore& core,
 
 absl::Status CudaPromptAttention::AppendRows(const proto::SoftmaxSpec& spec, const GroupStep& own, const std::byte* k,
                                              const std::byte* v, int heads, int64_t rows, int64_t table_row,
-                                             int64_t kv_offset, CudaBatch& batch) const {
+                                             int64_t kv_offset, CudaStream& stream) const {
   KvAppendLaunch append;
   append.type = WireTypeOf(spec);
   append.kv_heads = heads;
@@ -410,9 +412,47 @@ absl::Status CudaPromptAttention::AppendRows(const proto::SoftmaxSpec& spec, con
     append.v = v + ValueBytes(spec, row, heads);
     append.positions = own.positions + table_row + row;
     append.row_items = own.row_items + table_row + row;
-    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), append));
+    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream, append));
   }
   return absl::OkStatus();
+}
+
+// They have tables of their own: the step's are of another op, and it may have ended.
+absl::Status CudaPromptAttention::Keep(const ComputeWorkerCore& core, const KeepRankRows& keep,
+                                       const PromptScratch::Part& part, CudaStream& stream) {
+  const UploadsInOrder in_order(stream);
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[keep.op]);
+  const proto::TokenRange tokens = core.RowsFrom(keep.micro_batch, keep.op, keep.rank);
+  const int64_t rows = tokens.end - tokens.begin;
+  const auto first = static_cast<size_t>((tokens.begin - part.begin) / kSegmentTokens);
+  const auto end = static_cast<size_t>((tokens.end - part.begin + kSegmentTokens - 1) / kSegmentTokens);
+  kernels::cuda::UploadLayout at;
+  const size_t item_at = at.Add<DeviceAttentionItem>(1), positions_at = at.Add<int32_t>(rows);
+  const size_t row_items_at = at.Add<int32_t>(rows),
+               pointers_at = at.Add<const std::byte*>((end - first) * spec.kv_heads);
+  DT_ASSIGN_OR_RETURN(std::byte* const host, kept_tables_.Begin(stream, at.bytes()));
+  std::byte* const there = kept_tables_.device();
+  auto* pointer = reinterpret_cast<const std::byte**>(host + pointers_at);
+  for (int head = 0; head < spec.kv_heads; ++head)
+    for (size_t s = first; s < end; ++s) *pointer++ = BlockAt(core.scratch().BlockOf(part.segments[s], keep.op, head));
+  auto& item = *reinterpret_cast<DeviceAttentionItem*>(host + item_at);
+  item = DeviceAttentionItem{};
+  item.blocks = reinterpret_cast<const std::byte* const*>(there + pointers_at);
+  item.head_step = static_cast<int64_t>(end - first);
+  item.first_segment = static_cast<int32_t>(tokens.begin / kSegmentTokens);
+  item.kv_heads = spec.kv_heads;
+  auto* const positions = reinterpret_cast<int32_t*>(host + positions_at);
+  std::iota(positions, positions + rows, static_cast<int32_t>(tokens.begin));
+  std::fill_n(reinterpret_cast<int32_t*>(host + row_items_at), rows, 0);
+  DT_RETURN_IF_ERROR(kept_tables_.Send(stream));
+  GroupStep to;
+  to.items = reinterpret_cast<const DeviceAttentionItem*>(there + item_at);
+  to.positions = reinterpret_cast<const int32_t*>(there + positions_at);
+  to.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
+  const std::byte* const k = keep.rows.bytes.data();
+  DT_RETURN_IF_ERROR(AppendRows(spec, to, k, k + KeyBytes(spec, rows, spec.kv_heads), spec.kv_heads, rows,
+                                /*table_row=*/0, /*kv_offset=*/0, stream));
+  return rank_rows_->Reads(keep.rows.bytes, stream);
 }
 
 absl::Status CudaPromptAttention::Append(LayerGroup group, int64_t kv_offset, CudaBatch& batch) {

@@ -44,6 +44,10 @@ class CudaPromptAttention {
   // batch.key_value to the blocks, and attends batch.query over them.
   absl::Status Attend(const ComputeWorkerCore& core, int op, CudaBatch& batch);
 
+  // K and V of a later rank into `part` (KeepRankRows), in the stream of all prompts.
+  absl::Status Keep(const ComputeWorkerCore& core, const KeepRankRows& keep, const PromptScratch::Part& part,
+                    kernels::cuda::CudaStream& stream);
+
   // Joins the rows of prompts that began elsewhere with what attention workers have answered.
   absl::Status Join(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch);
 
@@ -118,16 +122,18 @@ class CudaPromptAttention {
   // Rows of `heads` KV heads, k and v one below the other, to the blocks that the group's tables name from table_row
   // on.
   absl::Status AppendRows(const proto::SoftmaxSpec& spec, const GroupStep& own, const std::byte* k, const std::byte* v,
-                          int heads, int64_t rows, int64_t table_row, int64_t kv_offset, CudaBatch& batch) const;
+                          int heads, int64_t rows, int64_t table_row, int64_t kv_offset,
+                          kernels::cuda::CudaStream& stream) const;
 
   kernels::cuda::CudaDevice& device_;
   const proto::AttentionTable& table_;
   const size_t block_bytes_;
   CudaRankRows* const rank_rows_;
   int64_t most_rows_ = 0;
-  BufferPtr arena_;               // CudaKvLayout::kArenaLead bytes, then the blocks
-  std::vector<BufferPtr> sinks_;  // by op, where it has any
-  std::vector<Step> steps_;       // by micro-batch
+  BufferPtr arena_;                          // CudaKvLayout::kArenaLead bytes, then the blocks
+  std::vector<BufferPtr> sinks_;             // by op, where it has any
+  std::vector<Step> steps_;                  // by micro-batch
+  kernels::cuda::StagedUpload kept_tables_;  // of rows of a later rank: an item, positions, their items, block pointers
 };
 
 }  // namespace dovetail::compute

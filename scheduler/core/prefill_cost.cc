@@ -19,6 +19,7 @@ struct Reach {
   Position gather_begin = proto::kOpenEnd;
   Position gather_end = proto::kOpenEnd;  // what follows comes from the ranks before
   bool gathers = false;
+  bool keeps_later = false;  // later ranks' tokens, up to the group's end
   HeldTokens held;
 };
 
@@ -52,6 +53,13 @@ HeldTokens KeptFrom(const PromptStep& step, Position begin, Room room) {
   return room == Room::kKept ? HeldTokens{begin, step.ctx_len + step.tokens} : HeldTokens{};
 }
 
+// Whether there is room for all ops of all tokens of the group, so that later ranks' are kept, too.
+bool KeepsLater(const PromptStep& step, const BlockCounts& blocks, Position begin, int64_t held) {
+  const int64_t more = std::max<int64_t>(0, SegmentsTo(begin, step.group_end) - held);
+  return step.given_back && step.group_end > step.ctx_len + step.tokens && !step.last &&
+         (held + more) * blocks.all_ops <= int64_t{step.scratch_blocks};
+}
+
 // As ComputeWorkerCore::BeginPromptFromRanks.
 bool GathersFromRanks(const proto::AttentionTable& table, const PromptStep& step, const BlockCounts& blocks,
                       Reach& reach) {
@@ -71,6 +79,8 @@ bool GathersFromRanks(const proto::AttentionTable& table, const PromptStep& step
   if (room == Room::kNone) return false;
   reach = {.attend_begin = begin, .gather_end = step.base, .gathers = true, .held = KeptFrom(step, begin, room)};
   reach.gather_begin = std::min(missing, step.base);
+  reach.keeps_later = KeepsLater(step, blocks, begin, SegmentsTo(begin, missing));
+  if (reach.keeps_later) reach.held = {begin, step.group_end};
   return true;
 }
 
@@ -177,6 +187,10 @@ void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::Softmax
   int64_t& from_ranks =
       step.exchange == proto::PrefixExchange::kRing ? work.traffic.ring_bytes : work.traffic.direct_bytes;
   from_ranks += std::max<Position>(0, step.ctx_len - std::max(end, seen)) * row;
+  if (!reach.keeps_later) return;
+  const Position seen_after =
+      spec.window > 0 ? (step.group_end - spec.window + 1) / kSegmentTokens * kSegmentTokens : Position{0};
+  from_ranks += std::max<Position>(0, step.group_end - std::max(step_end, seen_after)) * row;
 }
 
 void AddLinear(const PromptStep& step, const proto::SoftmaxSpec& spec, int ops, StepWork& work) {

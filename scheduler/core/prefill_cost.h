@@ -26,11 +26,12 @@ struct PromptStep {
   Position ctx_len = 0;
   Position base = 0;  // where its group begins, with an exchange between ranks
   int64_t tokens = 0;
-  Position group_end = 0;  // and where it ends, which rank of it this is, and of how many, with a head switch
+  Position group_end = 0;  // and where it ends; which rank of it this is, and of how many, with a head switch
   int rank = 0, ranks = 1;
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
   HeldTokens held;
   uint32_t scratch_blocks = UINT32_MAX;  // of the compute worker: 64 tokens x a KV head x an op
+  bool given_back = false;               // later ranks give back tokens up to group_end (StepPlan::gives_back)
   bool last = false;                     // nothing follows, for which K and V would be kept
   bool states = true;                    // linear layers run on the compute worker
   bool holds_state = false;              // and the state before the step is there

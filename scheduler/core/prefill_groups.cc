@@ -131,8 +131,8 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   for (int r = 0; r < cut_ranks; ++r) {
     const proto::PrefillPart part{run.id, base, cuts.back(), r, cut_ranks};
     const FreeRank& rank = free[choice.free_rank[r]];
-    PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, addresses[r], addresses, way);
-    sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, {base, cuts[r], cuts[r + 1]}, way.softmax));
+    PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, addresses[r], addresses, choice);
+    sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, choice.tokens(r), way.softmax));
     ranks.push_back(rank.worker);
     batches_[slots[r]].chunk.predicted_s = choice.forecast.predicted_s;
     batches_.NotePrompt(batches_[slots[r]], /*has_prompt=*/true);
@@ -152,7 +152,8 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
 
 void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
                              const proto::RankAddress& address, const std::vector<proto::RankAddress>& ranks,
-                             const proto::PrefillWay& way) {
+                             const PrefillChoice& choice) {
+  const proto::PrefillWay way = choice.forecast.way();
   MicroBatch& flight = batches_[address.micro_batch.value()];
   flight.in_flight = true;
   flight.unreadable = flight.voided = false;
@@ -175,6 +176,7 @@ void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part,
                 run.plan.entries[0], flight.entries[0]);
   run.plan.entries[0].linear_exchange = way.linear;
   if (IsBetweenRanks(way)) run.plan.ranks = ranks;
+  run.plan.gives_back = choice.gives_back;
   turn_.Act(std::move(run));
 }
 

@@ -97,7 +97,7 @@ class PrefillGroups {
                                   const std::vector<int>& slots);
   void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
                 const proto::RankAddress& address, const std::vector<proto::RankAddress>& ranks,
-                const proto::PrefillWay& way);
+                const PrefillChoice& choice);
   void LearnFrom(const Run& run, const MicroBatch& rank, const proto::StepResult& result);
   Run& RunOf(const MicroBatch& rank);
   void Withdraw(Run& run);

@@ -166,9 +166,11 @@ PromptStep PrefillPlanner::StepOf(const PromptToPlan& prompt, const FreeRank& ra
   return {.ctx_len = tokens.begin,
           .base = tokens.base,
           .tokens = tokens.end - tokens.begin,
+          .group_end = tokens.given_back_to,
           .exchange = exchange,
           .held = rank.held,
           .scratch_blocks = known == compute_.end() ? UINT32_MAX : known->second.scratch_blocks,
+          .given_back = tokens.given_back_to > 0,
           .last = tokens.end >= prompt.end};
 }
 
@@ -176,6 +178,17 @@ HeldTokens PrefillPlanner::HeldAfter(const PromptToPlan& prompt, const FreeRank&
                                      proto::PrefixExchange exchange) const {
   if (exchange == proto::PrefixExchange::kSwitch) return {};  // it drops what it had, and keeps nothing
   return WorkOf(table_, StepOf(prompt, rank, tokens, exchange)).held;
+}
+
+// Where the prompt goes on, and a rank has room for what later ones would give it.
+bool PrefillPlanner::GivesBack(const PromptToPlan& prompt, std::span<const FreeRank> ranks,
+                               std::span<const Position> cuts, const proto::PrefillWay& by) const {
+  if (by.softmax != proto::PrefixExchange::kGatherDirect || cuts.back() >= prompt.end) return false;
+  for (size_t r = 0; r + 2 < cuts.size(); ++r) {
+    const RankTokens tokens{cuts.front(), cuts[r], cuts[r + 1], cuts.back()};
+    if (HeldAfter(prompt, ranks[r], tokens, by.softmax).end == cuts.back()) return true;
+  }
+  return false;
 }
 
 // What a way for more ranks is for as many as a part of a prompt has.
@@ -261,9 +274,11 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
   for (Position base = prompt.ctx_len; base < horizon;) {
     const std::vector<Position> cuts = CutsOf(prompt, base, way, ranks.rates, plane);
     const proto::PrefillWay by = WayOf(way, static_cast<int>(cuts.size()) - 1);
+    const bool gives_back = GivesBack(prompt, ranks.free, cuts, by);
     std::vector<StepWork> work;
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
-      PromptStep one = StepOf(prompt, ranks.free[r], {base, cuts[r], cuts[r + 1]}, by.softmax);
+      const RankTokens tokens{base, cuts[r], cuts[r + 1], gives_back ? cuts.back() : 0};
+      PromptStep one = StepOf(prompt, ranks.free[r], tokens, by.softmax);
       one.chained = r > 0 && IsBetweenRanks(by.linear);
       one.group_end = cuts.back();
       one.rank = static_cast<int>(r);
@@ -274,6 +289,7 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
     const Prediction step = Predict(work, ranks.rates, plane);
     if (base == prompt.ctx_len) {
       first.cuts = cuts;
+      first.gives_back = gives_back;
       first.free_rank.assign(ranks.index.begin(), ranks.index.begin() + first.ranks());
       first.forecast = {.ranks = first.ranks(),
                         .tokens = cuts.back() - cuts.front(),
@@ -300,6 +316,7 @@ PrefillChoice PrefillPlanner::WithoutRates(const PromptToPlan& prompt, std::span
                      .tokens = choice.cuts.back() - prompt.ctx_len,
                      .exchange = by.softmax,
                      .linear = by.linear};
+  choice.gives_back = GivesBack(prompt, free, choice.cuts, by);
   return choice;
 }
 

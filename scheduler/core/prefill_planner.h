@@ -50,12 +50,19 @@ struct FreeRank {
 // Of a step: the tokens, and where its group begins; where the tokens do if it is no rank's.
 struct RankTokens {
   Position base = 0, begin = 0, end = 0;
+  Position given_back_to = 0;  // PromptStep::given_back: the group's end; 0: nothing is
 };
 
 struct PrefillChoice {
   std::vector<Position> cuts;     // where the ranks' parts begin, and the end; two: an ordinary step
   std::vector<size_t> free_rank;  // by rank: which of the free ones it is; rising
   PrefillForecast forecast;       // of this step or group
+  bool gives_back = false;        // StepPlan::gives_back
+  // Of a rank.
+  RankTokens tokens(int rank) const {
+    return {cuts.front(), cuts[static_cast<size_t>(rank)], cuts[static_cast<size_t>(rank) + 1],
+            gives_back ? cuts.back() : 0};
+  }
   int ranks() const { return static_cast<int>(cuts.size()) - 1; }
 };
 
@@ -151,6 +158,8 @@ class PrefillPlanner {
   int StepTokensOf(const PromptToPlan& prompt) const;
   std::vector<Position> CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
                                std::span<const ComputeRates> rates, const PlaneRates& plane) const;
+  bool GivesBack(const PromptToPlan& prompt, std::span<const FreeRank> ranks, std::span<const Position> cuts,
+                 const proto::PrefillWay& by) const;
   PromptStep StepOf(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                     proto::PrefixExchange exchange) const;
   // Seconds until all tokens before `horizon` are computed; the first step or group in `first`.

@@ -163,6 +163,8 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
         ranks == 1 ? std::vector<Position>{base, std::min<Position>(end, base + in.max_step_tokens)}
                    : CutPrefill(base, EndOfGroup(base, end, ranks, cut), ranks, cut);
     std::vector<StepWork> work;
+    const proto::PrefixExchange by = proto::ExchangeOf(exchange, ranks);
+    const bool gives_back = by == proto::PrefixExchange::kGatherDirect && cuts.back() < end;
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
       work.push_back(WorkOf(in.attention, {.ctx_len = cuts[r],
                                            .base = base,
@@ -170,9 +172,10 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
                                            .group_end = cuts.back(),
                                            .rank = static_cast<int>(r),
                                            .ranks = ranks,
-                                           .exchange = proto::ExchangeOf(exchange, ranks),
+                                           .exchange = by,
                                            .held = held[r],
                                            .scratch_blocks = in.scratch_blocks,
+                                           .given_back = gives_back,
                                            .last = cuts[r + 1] >= end,
                                            .holds_state = holds_state && ranks == 1,
                                            .chained = r > 0 && linear == proto::LinearExchange::kChain}));

@@ -270,6 +270,50 @@ TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateA
   EXPECT_GE(groups, 6u);
 }
 
+class RanksThatGiveBack : public RankExchangeNodes {};
+
+// A prompt of two groups: what later ranks computed in the first one is with all of them in the second.
+TEST_P(RanksThatGiveBack, TheNextGroupGathersNothing) {
+  const requests::GenerationRequest request = NodeRequest(500, 3, 1);
+  const Stream alone = Alone(request);
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    Cluster cluster(model_, GetParam().exchange, kRanks, seed);
+    const uint64_t id = cluster.Submit(request);
+    ASSERT_TRUE(cluster.UntilFinished(id));
+    EXPECT_TRUE(cluster.stream(id) == alone) << cluster.stream(id).error;
+    const scheduler::SchedulerStats stats = cluster.stats();
+    EXPECT_EQ(stats.prefill_groups, 2u);
+    EXPECT_EQ(stats.prefill_group_tokens, 500u);
+    EXPECT_GT(stats.prefix_direct_bytes, 0u);
+    EXPECT_EQ(stats.prefix_gathered_bytes, 0u);
+    EXPECT_EQ(stats.prefix_asked_bytes, 0u);
+    EXPECT_TRUE(cluster.Until([&] { return cluster.Held() == 0; })) << cluster.Held();
+  }
+}
+
+TEST_P(RanksThatGiveBack, ARankDiesAtEveryFrameAndNoBitDiffers) {
+  const requests::GenerationRequest request = NodeRequest(500, 3, 1);
+  const Stream alone = Alone(request);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    bool died = true;
+    int deaths = 0;
+    for (int frames = 0; died; ++frames) {
+      SCOPED_TRACE(absl::StrCat("rank ", rank, " dies after ", frames, " frames to other ranks"));
+      Cluster cluster(model_, GetParam().exchange, kRanks, /*seed=*/1 + static_cast<uint64_t>(frames));
+      cluster.port(rank).lives_for = frames;
+      const uint64_t id = cluster.Submit(request);
+      ASSERT_TRUE(cluster.Until([&] { return cluster.port(rank).dead() || cluster.stream(id).finished; }));
+      died = cluster.port(rank).dead();
+      if (died) cluster.Lose(rank);
+      deaths += died ? 1 : 0;
+      ASSERT_TRUE(cluster.UntilFinished(id));
+      ASSERT_TRUE(cluster.stream(id) == alone) << cluster.stream(id).error;
+      EXPECT_TRUE(cluster.Until([&] { return cluster.Held() == 0; })) << cluster.Held();
+    }
+    EXPECT_GE(deaths, 10) << "each rank sends or answers so many in two groups";
+  }
+}
+
 constexpr auto kDirect = proto::PrefixExchange::kGatherDirect, kRing = proto::PrefixExchange::kRing,
                kSwitch = proto::PrefixExchange::kSwitch;
 
@@ -286,6 +330,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"gated_delta_direct", Hybrid<TinyGatedDeltaConfig>, kDirect},
                     Kind{"lightning_direct", Hybrid<TinyLightningConfig>, kDirect}),
     [](const auto& info) { return std::string(info.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(Models, RanksThatGiveBack,
+                         testing::Values(Kind{"softmax", Softmax, kDirect, false},
+                                         Kind{"windows", Windows, kDirect, false},
+                                         Kind{"gated_delta", Hybrid<TinyGatedDeltaConfig>, kDirect}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace dovetail::test

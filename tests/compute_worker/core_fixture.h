@@ -112,6 +112,7 @@ class ComputeWorkerCoreTest : public ::testing::Test {
   static std::string Line(const SendRankRows& a) { return absl::StrCat("rows ", a.op); }
   static std::string Line(const AttendShard& a) { return absl::StrCat("shard ", a.op, " of ", a.rank); }
   static std::string Line(const ForwardRankRows& a) { return absl::StrCat("hand on ", a.op, " of ", a.rank); }
+  static std::string Line(const KeepRankRows& a) { return absl::StrCat("keep ", a.op, " of ", a.rank); }
   static std::string Line(const SendRankAttended& a) { return absl::StrCat("attended ", a.op); }
   static std::string Line(const SendRankHeads& a) { return absl::StrCat("heads ", a.op); }
   static std::string Line(const AttendHeads& a) { return absl::StrCat("heads ", a.op, " of ", a.rank); }

@@ -172,6 +172,40 @@ TEST(PromptScratch, WhoWasUsedLongestAgoMakesRoomUnlessAStepUsesIt) {
   EXPECT_EQ(scratch.Begin(kTwo, 128, 64, false)->begin, 128) << "its own earlier parts went";
 }
 
+TEST(PromptScratch, ThereIsRoomForWhatOtherRanksGiveBackIfItFitsForAllOps) {
+  PromptScratch scratch(Table(), 30);  // of 6 segments
+  const GatherStep step{.ctx_len = 0, .q_len = 64, .more = true, .room_to = 6 * 64};
+  const PromptScratch::Part* part = scratch.BeginGathering(kOne, step);
+  ASSERT_NE(part, nullptr);
+  EXPECT_TRUE(part->HasRoomTo(6 * 64));
+  EXPECT_FALSE(part->HasRoomTo(6 * 64 + 1));
+  scratch.End(kOne, true, 64);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 384, 384), 64);
+  scratch.Extend(kOne, 300, 384);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 384, 384), 300);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 200, 383), 0) << "ops with windows have what a step from 384 on sees";
+  scratch.Extend(kOne, 200, 384);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 384, 384), 300) << "it had more";
+  ASSERT_NE(scratch.Begin(kTwo, 0, 64, true), nullptr);
+  EXPECT_EQ(scratch.Find(kOne), nullptr) << "a cache";
+  scratch.Extend(kOne, 384, 384);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 384, 384), 0);
+  EXPECT_NE(scratch.Find(kTwo), nullptr);
+}
+
+// What is taken for them is not taken from a step, and nothing goes for a room that is too small all the same.
+TEST(PromptScratch, WithoutRoomForWhatOtherRanksGiveBackThereIsRoomForTheStep) {
+  PromptScratch scratch(Table(), 30);
+  ASSERT_NE(scratch.Begin(kTwo, 0, 64, true), nullptr);
+  scratch.End(kTwo, true, 64);
+  const GatherStep step{.ctx_len = 0, .q_len = 64, .more = true, .room_to = 7 * 64};
+  const PromptScratch::Part* part = scratch.BeginGathering(kOne, step);
+  ASSERT_NE(part, nullptr);
+  EXPECT_FALSE(part->HasRoomTo(65));
+  EXPECT_FALSE(part->segments[0].of_one_op);
+  EXPECT_NE(scratch.Find(kTwo), nullptr);
+}
+
 TEST(PromptScratch, NoBlockIsEverInTwoPlaces) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 200; ++round) {

@@ -131,6 +131,7 @@ std::vector<std::string> FakeRank::errors() const {
 std::vector<FakeRank::ToRank> FakeRank::Feed(Event event) {
   std::vector<ToRank> sent;
   std::deque<Event> events, frames;  // the worker looks at frames when it has nothing else to do
+  if (const auto* plan = std::get_if<PlanArrived>(&event)) id_ = plan->plan.micro_batch;
   events.push_back(std::move(event));
   while (!events.empty() || !frames.empty()) {
     if (events.empty()) {
@@ -178,6 +179,11 @@ void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deq
                          RowsOf(core_.table(), send->rank, send->op, entry.ctx_len + receiver.first_row, end)});
     }
   PerformSwitch(action, events, sent);
+  if (const auto* keep = std::get_if<KeepRankRows>(&action)) {
+    const bool kept = keeps && core_.PartToKeepIn(keep->micro_batch, keep->step) != nullptr;
+    if (kept) kept_.push_back({keep->op, keep->rank, {keep->rows.bytes.begin(), keep->rows.bytes.end()}});
+    events.push_back(RankRowsKept{keep->micro_batch, keep->step, keep->op, keep->rank, kept});
+  }
   if (const auto* send = std::get_if<SendRankAttended>(&action))
     to(send->to, RankAttended{send->to.step, send->to.micro_batch, send->op, send->rank});
   if (const auto* send = std::get_if<SendQuery>(&action)) AnswerStates(send->op, frames);

@@ -35,6 +35,9 @@ class FakeRank {
     std::vector<std::byte> rows;
   };
   const std::vector<Shard>& shards() const { return shards_; }
+  // K and V of later ranks, as they were put into the prompt's blocks.
+  const std::vector<Shard>& kept() const { return kept_; }
+  bool keeps = true;  // else its device fails to
   // In a head switch: what was attended to, in order, for whom, and by what of others; and what came back for the
   // step's own tokens.
   struct Heads {
@@ -47,7 +50,7 @@ class FakeRank {
   const std::vector<int>& handed_over() const { return handed_over_; }  // ops whose k and v, or states, have gone
   std::vector<std::string> errors() const;
   void Clear() {
-    ran_.clear(), from_.clear(), results_.clear(), shards_.clear();
+    ran_.clear(), from_.clear(), results_.clear(), shards_.clear(), kept_.clear();
     heads_.clear(), placed_.clear();
   }
   ComputeWorkerCore& core() { return core_; }
@@ -60,13 +63,13 @@ class FakeRank {
   void AnswerWith(int op, int64_t bytes, std::deque<Event>& frames);
   const proto::StepLayout& LayoutOf(int op) const;
 
-  const MicroBatchId id_;
+  MicroBatchId id_;  // of the plan that came last
   ComputeWorkerCore core_;
   std::vector<std::byte> answer_ = std::vector<std::byte>(1 << 20);  // does not move
   std::vector<int> ran_;
   std::vector<std::vector<std::byte>> from_;
   std::vector<proto::StepResult> results_;
-  std::vector<Shard> shards_;
+  std::vector<Shard> shards_, kept_;
   std::vector<Heads> heads_, placed_;
   std::vector<int> handed_over_;
 };

@@ -278,6 +278,17 @@ TEST(ExchangeField, IsOneThatThereIsAndBetweenRanksOnlyInAGroup) {
   plan = FullPlan();
   plan.entries[1].linear_exchange = LinearExchange::kScan;
   EXPECT_THAT(said(plan), HasSubstr("exchange is one between ranks, and the step is not a part of a group"));
+  for (const PrefixExchange exchange : {PrefixExchange::kGatherDirect, PrefixExchange::kRing}) {
+    plan = PlanOfRank();
+    plan.gives_back = true;
+    plan.entries[0].exchange = exchange;
+    if (exchange == PrefixExchange::kGatherDirect) {
+      EXPECT_EQ(said(plan), "");
+      EXPECT_TRUE(DecodeStepPlan(Bytes(plan))->gives_back);
+    } else {
+      EXPECT_THAT(said(plan), HasSubstr("gives_back goes with gather-direct only"));
+    }
+  }
   plan = PlanOfRank();
   plan.ranks.pop_back();
   EXPECT_THAT(said(plan), HasSubstr("ranks are not those of the group"));

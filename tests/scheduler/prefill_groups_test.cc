@@ -130,6 +130,45 @@ TEST(PrefillGroupsDirect, RanksThatGiveEachOtherRowsKnowWhereEachBegins) {
   }
 }
 
+// So the next group finds what later ranks computed. After the last one nothing needs it.
+TEST(PrefillGroupsDirect, RanksGiveBackWhereThePromptGoesOnAndOneHasRoom) {
+  for (const auto exchange : {proto::PrefixExchange::kGatherDirect, proto::PrefixExchange::kGather})
+    for (const bool has_room : {true, false}) {
+      SchedulerOptions options = SmallOptions();
+      options.prefill_rank_tokens = 64;
+      options.max_num_batched_tokens = 512;
+      options.prefill_exchange = exchange;
+      CoreParts parts(options);
+      PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.room, parts.writer,
+                           parts.turn);
+      parts.AddAttentionWorker(0, 1000);
+      for (const uint32_t worker : {10, 11}) parts.pool.Join(WorkerId(worker));
+      proto::StepResult known;
+      known.work = {.tokens = 100, .step_tokens = 100, .scratch_blocks = has_room ? 100'000u : 1};
+      for (const uint32_t worker : {10, 11}) parts.pool.planner().Learn(WorkerId(worker), {}, known, false);
+      Sequence& sequence = parts.AddReady(1500);
+      const bool expected = has_room && exchange == proto::PrefixExchange::kGatherDirect;
+      for (const Position base : {0, 768}) {
+        sequence.ctx_len = base;
+        groups.Plan(/*requests_wait=*/false);
+        const std::vector<RunStep> ranks = parts.Take<RunStep>();
+        ASSERT_THAT(ranks, SizeIs(2));
+        EXPECT_EQ(ranks[0].plan.part.end, base == 0 ? 768 : 1500);
+        for (const RunStep& rank : ranks) EXPECT_EQ(rank.plan.gives_back, expected && base == 0);
+        if (base > 0) break;
+        if (expected) EXPECT_EQ(sequence.KeptBy(WorkerId(10)), (HeldTokens{0, 768}));
+        for (const RunStep& rank : ranks) {
+          proto::StepResult result{.step = rank.plan.step, .micro_batch = rank.plan.micro_batch};
+          result.entries.push_back({.sequence = sequence.id});
+          const auto ended = groups.Finish(parts.batches[rank.plan.micro_batch.value()], result);
+          if (!ended) continue;
+          ended->batch->entries.clear();
+          sequence.in_flight = sequence.flying = sequence.planned = 0;
+        }
+      }
+    }
+}
+
 // What it gave the others may not have got there.
 TEST(PrefillGroupsDirect, AWorkerThatIsLostAfterItsRankHasEndedEndsTheGroup) {
   for (const bool direct : {false, true}) {
