@@ -219,6 +219,7 @@ void ToProto(const ModelSummary& model, pb::Model& out) {
     to.set_sha256(file.sha256);
   }
   out.set_weight_bytes(model.weight_bytes);
+  out.set_hidden_size(static_cast<uint32_t>(model.hidden_size));
 }
 
 absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
@@ -271,6 +272,8 @@ absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
   }
   DT_RETURN_IF_ERROR(CheckRange("model.files: bytes of all", total, 0, kMaxModelFileBytes));
   model.weight_bytes = in.weight_bytes();
+  DT_RETURN_IF_ERROR(CheckRange("model.hidden_size", in.hidden_size(), 0, proto::kMaxHiddenSize));
+  model.hidden_size = static_cast<int64_t>(in.hidden_size());
   return model;
 }
 

@@ -119,6 +119,7 @@ void ToProto(const GenerationRequest& request, v1::GenerationRequest& out) {
   out.set_logits_of_output(request.logits_of_output);
   out.set_use_prefix_cache(request.use_prefix_cache);
   out.set_call(request.call);
+  out.set_pooling(static_cast<uint32_t>(request.pooling));
   if (!request.trace.sampled) return;
   out.mutable_trace()->set_trace_high(request.trace.trace_high);
   out.mutable_trace()->set_trace_low(request.trace.trace_low);
@@ -137,6 +138,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
   DT_RETURN_IF_ERROR(CheckCount("stop_token_ids", in.stop_token_ids_size(), proto::kMaxTokenList));
   DT_RETURN_IF_ERROR(CheckCount("prompt_logprobs", in.prompt_logprobs(), proto::kMaxTopLogprobs));
   DT_RETURN_IF_ERROR(CheckCount("logits_last", in.logits_last(), in.prompt_size()));
+  DT_RETURN_IF_ERROR(CheckCount("pooling", in.pooling(), static_cast<int64_t>(requests::Pooling::kCls)));
   GenerationRequest request;
   request.tenant = in.tenant();
   request.cache_salt = in.cache_salt();
@@ -152,6 +154,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
   request.logits_of_output = in.logits_of_output();
   request.use_prefix_cache = in.use_prefix_cache();
   request.call = in.call();
+  request.pooling = static_cast<requests::Pooling>(in.pooling());
   if (in.has_trace())
     request.trace = {in.trace().trace_high(), in.trace().trace_low(), in.trace().span(), /*sampled=*/true};
   return request;
@@ -167,6 +170,7 @@ void ToProto(const GenerationUpdate& update, v1::Update& out) {
   for (const auto& logits : update.logits) out.add_logits()->mutable_values()->Add(logits.begin(), logits.end());
   for (const auto& logprobs : update.prompt_logprobs) LogprobsToProto(logprobs, *out.add_prompt_logprobs());
   out.mutable_prompt_logits()->Add(update.prompt_logits.begin(), update.prompt_logits.end());
+  out.mutable_pooled()->Add(update.pooled.begin(), update.pooled.end());
   out.set_choice_finished(update.choice_finished);
   out.set_reason(static_cast<uint32_t>(update.reason));
   out.set_stop_token(update.stop_token);
@@ -200,6 +204,7 @@ absl::StatusOr<GenerationUpdate> FromProto(const v1::Update& in) {
     DT_ASSIGN_OR_RETURN(update.prompt_logprobs.emplace_back(), LogprobsFromProto(from));
   }
   update.prompt_logits.assign(in.prompt_logits().begin(), in.prompt_logits().end());
+  update.pooled.assign(in.pooled().begin(), in.pooled().end());
   update.choice_finished = in.choice_finished();
   update.reason = static_cast<requests::FinishReason>(in.reason());
   update.stop_token = in.stop_token();

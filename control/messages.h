@@ -65,6 +65,7 @@ struct ModelSummary {
   std::vector<LengthRope> length_ropes;
   std::vector<FileSummary> files;
   uint64_t weight_bytes = 0;
+  int64_t hidden_size = 0;  // of a token's hidden state; 0: not said
 };
 
 struct Capabilities {

@@ -181,13 +181,18 @@ absl::Status EmbeddedCluster::CheckRequest(const requests::GenerationRequest& re
   for (const TokenId token : request.prompt)
     if (token < 0 || token >= model_.config().vocab_size)
       return InvalidArgument("prompt: token ", token, " is outside the vocabulary of ", model_.config().vocab_size);
-  if (static_cast<int64_t>(request.prompt.size()) >= options_.scheduler.max_model_len)
+  const bool wants_vector = request.pooling != requests::Pooling::kNone;
+  const int64_t longest = options_.scheduler.max_model_len - (wants_vector ? 0 : 1);
+  if (static_cast<int64_t>(request.prompt.size()) > longest)
     return InvalidArgument("prompt: ", request.prompt.size(),
                            " tokens leave no room for output; sequences have at most ",
                            options_.scheduler.max_model_len, " tokens (--max-model-len)");
   if (request.choices < 1 || request.choices > requests::kMaxChoices)
     return InvalidArgument("n: ", request.choices, " is outside 1..", requests::kMaxChoices);
-  if (request.max_tokens < 1) return InvalidArgument("max_tokens: ", request.max_tokens, " is not positive");
+  if (wants_vector && request.max_tokens != 0)
+    return InvalidArgument("max_tokens: ", request.max_tokens, " tokens with a vector; ask for 0");
+  if (!wants_vector && request.max_tokens < 1)
+    return InvalidArgument("max_tokens: ", request.max_tokens, " is not positive");
   return absl::OkStatus();
 }
 

@@ -11,15 +11,20 @@
 #include "compute_worker/attention_specs.h"
 #include "engine/model_digest.h"
 #include "model/formats/gguf.h"
+#include "model/pooling.h"
 
 namespace dovetail::engine {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kGgufMetadata = "metadata.gguf";
-// The files that model_text.cc looks for in the folder of the weights.
-constexpr const char* kTextFiles[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.json",
-                                      "chat_template.jinja"};
+// The files that model_text.cc looks for in the folder of the weights: what each is called on its way, and where it
+// lies.
+constexpr std::pair<const char*, const char*> kTextFiles[] = {{"tokenizer.json", "tokenizer.json"},
+                                                              {"tokenizer_config.json", "tokenizer_config.json"},
+                                                              {"chat_template.json", "chat_template.json"},
+                                                              {"chat_template.jinja", "chat_template.jinja"},
+                                                              {model::kFlatPoolingFile, model::kPoolingFile}};
 
 void Append(std::string& out, const void* bytes, size_t size) { out.append(static_cast<const char*>(bytes), size); }
 template <typename T>
@@ -32,12 +37,16 @@ void AppendString(std::string& out, std::string_view text) {
   Append(out, text.data(), text.size());
 }
 
-// The tokenizer's part of a GGUF file's metadata, as a GGUF file without tensors.
+bool IsForServers(std::string_view key) {
+  return key.rfind("tokenizer.", 0) == 0 || key.ends_with(model::kGgufPoolingSuffix);
+}
+
+// The part of a GGUF file's metadata that servers need, as a GGUF file without tensors.
 std::string MetadataOf(const model::GgufFile& gguf) {
   std::string entries;
   uint64_t count = 0;
   for (const auto& [key, value] : gguf.metadata()) {
-    if (key.rfind("tokenizer.", 0) != 0) continue;
+    if (!IsForServers(key)) continue;
     ++count;
     AppendString(entries, key);
     AppendNumber(entries, static_cast<uint32_t>(value.type));
@@ -74,8 +83,8 @@ absl::StatusOr<std::vector<control::TextFile>> TextFilesOf(const model::Checkpoi
     files.push_back({kGgufMetadata, MetadataOf(*checkpoint.gguf())});
     return files;
   }
-  for (const char* name : kTextFiles) {
-    const fs::path path = checkpoint.folder() / name;
+  for (const auto& [name, file] : kTextFiles) {
+    const fs::path path = checkpoint.folder() / file;
     std::error_code error;
     if (!fs::is_regular_file(path, error)) continue;
     DT_ASSIGN_OR_RETURN(std::string bytes, ReadBounded(path));
@@ -99,6 +108,7 @@ class RemoteCheckpoint final : public model::Checkpoint {
     config_.vocab_size = summary.vocab_size;
     config_.max_positions = summary.max_positions;
     config_.bos = summary.bos;
+    config_.hidden_size = summary.hidden_size;
     config_.stop_ids = summary.stop_ids;
     config_.sampling.temperature = summary.temperature;
     config_.sampling.top_p = summary.top_p;
@@ -128,6 +138,7 @@ absl::StatusOr<control::ModelSummary> SummarizeModel(const model::Checkpoint& ch
   summary.vocab_size = static_cast<int>(config.vocab_size);
   summary.max_positions = config.max_positions;
   summary.bos = config.bos;
+  summary.hidden_size = config.hidden_size;
   summary.stop_ids = config.stop_ids;
   const model::SamplingDefaults& defaults = config.sampling;
   const auto as_float = [](const std::optional<double>& value) {

@@ -1,5 +1,5 @@
 dovetail_library(model_files
-  SRCS checkpoint.cc config.cc dense_work.cc describe.cc dummy_checkpoint.cc rope.cc tensor_source.cc
+  SRCS checkpoint.cc config.cc dense_work.cc describe.cc dummy_checkpoint.cc pooling.cc rope.cc tensor_source.cc
        families/checkpoint_tensors.cc families/checkpoint_tensors_experts.cc families/checkpoint_tensors_hybrid.cc
        families/checkpoint_tensors_states.cc families/config_gguf.cc families/config_gguf_hybrid.cc
        families/config_json.cc families/config_json_hybrid.cc families/config_json_mamba.cc

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/exact_sums.h"
 #include "proto/codec.h"
 #include "proto/fields.h"
 
@@ -75,6 +76,8 @@ void FieldsOf(auto& a, Is<StepEntry> auto& e) {
   a.Bool("sample", e.sample);
   a.Number("prompt_logprobs", e.prompt_logprobs);
   a.Number("logits_rows", e.logits_rows);
+  a.Number("pool_first", e.pool_first);
+  a.Number("pool_rows", e.pool_rows);
   a.Number("next_prompt_token", e.next_prompt_token);
   if (e.sample) FieldsOf(a, e.sampling);
   a.Bool("has_lists", e.has_lists);
@@ -100,6 +103,9 @@ void FieldsOf(auto& a, Is<StepEntry> auto& e) {
               "is outside the limit");
     a.Require(e.logits_rows >= 0 && static_cast<size_t>(e.logits_rows) <= e.tokens.size(), "logits_rows",
               "is more than the entry's tokens");
+    a.Require(e.pool_first >= 0 && e.pool_rows >= 0 &&
+                  int64_t{e.pool_first} + e.pool_rows <= static_cast<int64_t>(e.tokens.size()),
+              "pool_rows", "are not among the entry's tokens");
   }
 }
 
@@ -177,6 +183,7 @@ void FieldsOf(auto& archive, Is<EntryResult> auto& r) {
   archive.Each("prompt_logprobs", r.prompt_logprobs, kMaxStepTokens,
                [](auto& a, auto& logprobs) { FieldsOf(a, logprobs); });
   archive.Array("logits", r.logits, kMaxLogits);
+  archive.Array("pooled", r.pooled, ExactSums::kWords * kMaxHiddenSize);
 }
 
 void FieldsOf(auto& archive, Is<StepResult> auto& r) {

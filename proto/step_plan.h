@@ -24,6 +24,7 @@ inline constexpr int kMaxStepEntries = 4096;
 // New tokens of all entries together: whole blocks, and rows that one launch on a GPU takes (65,535 at most).
 inline constexpr int kMaxStepTokens = 65'472;
 inline constexpr int kMaxTopLogprobs = 64;
+inline constexpr size_t kMaxHiddenSize = size_t{1} << 20;
 
 struct StepEntry {
   SequenceId sequence;
@@ -33,6 +34,9 @@ struct StepEntry {
   bool sample = false;           // the last new token is the last one known: choose the next
   int32_t prompt_logprobs = -1;  // >= 0: report log probabilities of each new token's successor, this many alternatives
   int32_t logits_rows = 0;       // return the logits of this many last new tokens
+  // Return the sum of the final hidden states of the new tokens [pool_first, pool_first + pool_rows); 0 rows: none.
+  int32_t pool_first = 0;
+  int32_t pool_rows = 0;
   TokenId next_prompt_token = -1;  // with prompt_logprobs: what follows the last new token; -1: nothing
   SamplingParams sampling;         // if sample; without its lists
   bool has_lists = false;     // with sample: the sequence's lists count. They are given once to each compute worker
@@ -84,6 +88,7 @@ struct EntryResult {
   PositionLogprobs logprobs;
   std::vector<PositionLogprobs> prompt_logprobs;  // of positions ctx_len + 1, ...
   std::vector<float> logits;                      // [logits_rows, vocab]
+  std::vector<uint64_t> pooled;                   // with pool_rows: ExactSums (base/exact_sums.h) of [hidden] values
   bool operator==(const EntryResult&) const = default;
 };
 

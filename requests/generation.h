@@ -18,6 +18,14 @@ namespace dovetail::requests {
 
 inline constexpr int kMaxChoices = 8;
 
+// Which of a prompt's final hidden states (after the final norm) are averaged to one vector.
+enum class Pooling : uint8_t {
+  kNone = 0,  // the request wants tokens
+  kMean = 1,  // all
+  kLast = 2,  // the last token's
+  kCls = 3,   // the first token's
+};
+
 // Immutable once submitted; shared (shared_ptr<const>) between the server that made it and the scheduler that runs it.
 struct GenerationRequest {
   RequestId id;
@@ -27,7 +35,7 @@ struct GenerationRequest {
   std::vector<TokenId> prompt;  // >= 1 token
   int choices = 1;              // 1..kMaxChoices; choice i draws with the seed `sampling.seed + i`
   proto::SamplingParams sampling;
-  int max_tokens = 16;  // output tokens of each choice
+  int max_tokens = 16;  // output tokens of each choice; 0: the prompt is all
   int min_tokens = 0;   // end tokens cannot be chosen before
   std::vector<TokenId>
       stop_token_ids;  // end a choice when chosen; the token is reported (the server decides whether to show it)
@@ -36,6 +44,7 @@ struct GenerationRequest {
   int logits_last = 0;            // return the logits of this many last prompt positions
   bool logits_of_output = false;  // and of each sampled position
   bool use_prefix_cache = true;
+  Pooling pooling = Pooling::kNone;  // else: the vector is all that is wanted, max_tokens is 0 and choices 1
   // Requests of one client's call have the same number, not 0: once one of them ran, a full queue neither refuses nor
   // pushes out another, since the client may have been shown tokens already.
   uint64_t call = 0;
@@ -64,6 +73,7 @@ struct GenerationUpdate {
 
   std::vector<proto::PositionLogprobs> prompt_logprobs;  // appended, positions in order (choice 0 only)
   std::vector<float> prompt_logits;  // [logits_last, vocab], once, before the first token (choice 0 only)
+  std::vector<float> pooled;         // [hidden], once, with pooling: the average, not normalised
 
   bool choice_finished = false;
   FinishReason reason = FinishReason::kStop;

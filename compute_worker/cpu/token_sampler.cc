@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/exact_sums.h"
 #include "base/log.h"
 #include "kernels/gemm.h"
 #include "kernels/rms_norm.h"
@@ -137,6 +138,43 @@ absl::Status TokenSampler::ComputeLogits(const proto::StepPlan&, const float* re
       stream_);
 }
 
+absl::StatusOr<float*> TokenSampler::HiddenStates(const float* residual, int64_t first, int64_t count) {
+  const int64_t hidden = model_.config().hidden_size;
+  DT_RETURN_IF_ERROR(GrowTo(device_, hidden_states_, rows_at_once_ * hidden * sizeof(float)));
+  kernels::RmsNormArgs norm;
+  norm.x = const_cast<float*>(residual) + first * hidden;
+  norm.weight = model_.final_norm.weight.data();
+  norm.eps = model_.final_norm.eps;
+  norm.rows = count;
+  norm.size = static_cast<int>(hidden);
+  norm.out = Floats(*hidden_states_);
+  DT_RETURN_IF_ERROR(kernels::RmsNorm(context_, norm));
+  return Floats(*hidden_states_);
+}
+
+absl::Status TokenSampler::Pool(const proto::StepPlan& plan, const float* residual, proto::StepResult& result) {
+  const auto hidden = static_cast<size_t>(model_.config().hidden_size);
+  const float scale = model_.config().logits_scale;
+  int64_t begin = 0;
+  for (size_t e = 0; e < plan.entries.size(); ++e) {
+    const StepEntry& entry = plan.entries[e];
+    ExactSums sums;
+    bool finite = true;
+    for (int64_t row = 0; row < entry.pool_rows;) {
+      const int64_t count = std::min<int64_t>(entry.pool_rows - row, static_cast<int64_t>(rows_at_once_));
+      DT_ASSIGN_OR_RETURN(float* const states, HiddenStates(residual, begin + entry.pool_first + row, count));
+      if (scale != 1)
+        for (size_t i = 0; i < static_cast<size_t>(count) * hidden; ++i) states[i] /= scale;
+      for (int64_t i = 0; i < count; ++i) finite &= sums.Add({states + i * hidden, hidden});
+      row += count;
+    }
+    if (!finite) result.entries[e].status = StepStatus::kBadLogits;
+    result.entries[e].pooled = sums.TakeWords();
+    begin += static_cast<int64_t>(entry.tokens.size());
+  }
+  return absl::OkStatus();
+}
+
 kernels::SamplingParams TokenSampler::ParamsOf(const StepEntry& entry, const LogitsRow& row) const {
   const proto::SamplingParams& wanted = entry.sampling;
   kernels::SamplingParams params;
@@ -219,6 +257,7 @@ absl::Status TokenSampler::Run(const proto::StepPlan& plan, const float* residua
     result.entries[e].sequence = plan.entries[e].sequence;
     result.entries[e].position = plan.entries[e].ctx_len + static_cast<Position>(plan.entries[e].tokens.size());
   }
+  DT_RETURN_IF_ERROR(Pool(plan, residual, result));
   CollectRows(plan);
   FillSamplingInputs(plan, result);
   DT_RETURN_IF_ERROR(Reserve(std::min(rows_.size(), rows_at_once_)));

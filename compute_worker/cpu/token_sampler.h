@@ -54,10 +54,16 @@ class TokenSampler {
   // Of rows [first, first + count) of rows(), to logits().
   virtual absl::Status ComputeLogits(const proto::StepPlan& plan, const float* residual, size_t first, size_t count,
                                      const proto::StepResult& result);
+  // `count` rows of the step from `first` on, after the final norm as it is loaded: with logits_scale in its weights.
+  // Returns: [count, hidden] on the host, the caller's to change until the next call
+  //   Requires: 1 <= count <= the rows that go through at once
+  virtual absl::StatusOr<float*> HiddenStates(const float* residual, int64_t first, int64_t count);
   // Makes tokens and log probabilities of them.
   virtual void HandleRows(const proto::StepPlan& plan, size_t first, size_t count, proto::StepResult& result);
 
   void CollectRows(const proto::StepPlan& plan);
+  // Sums up the hidden states that entries ask for.
+  absl::Status Pool(const proto::StepPlan& plan, const float* residual, proto::StepResult& result);
   // False: the sequence cannot go on by its grammar.
   bool FillMask(const proto::StepEntry& entry, LogitsRow& row);
   void FillSamplingInputs(const proto::StepPlan& plan, proto::StepResult& result);
@@ -77,7 +83,7 @@ class TokenSampler {
   TokenHistory history_;
   grammar::GrammarStates grammars_;
   std::vector<LogitsRow> rows_;
-  std::unique_ptr<kernels::Buffer> gathered_, logits_, gemm_scratch_, sampling_scratch_;
+  std::unique_ptr<kernels::Buffer> gathered_, logits_, gemm_scratch_, sampling_scratch_, hidden_states_;
 };
 
 }  // namespace dovetail::compute

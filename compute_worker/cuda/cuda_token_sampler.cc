@@ -45,6 +45,29 @@ bool CudaTokenSampler::IsForHost(const proto::StepPlan& plan, const LogitsRow& r
          plan.entries[row.entry].sampling.follows_grammar;
 }
 
+absl::StatusOr<float*> CudaTokenSampler::HiddenStates(const float* residual, int64_t first, int64_t count) {
+  const int64_t hidden = model_.config().hidden_size;
+  const size_t bytes = static_cast<size_t>(count * hidden) * sizeof(float);
+  if (device_states_ == nullptr) {
+    const size_t most = rows_at_once_ * static_cast<size_t>(hidden) * sizeof(float);
+    DT_ASSIGN_OR_RETURN(hidden_states_, on_device_.device().AllocatePinned(most));
+    DT_ASSIGN_OR_RETURN(device_states_, on_device_.device().Allocate(most));
+  }
+  kernels::cuda::RmsNormLaunch norm;
+  norm.x = const_cast<float*>(residual + first * hidden);
+  norm.weight = on_device_.final_norm();
+  norm.out = device_states_->data();
+  norm.x_step = norm.out_step = hidden;
+  norm.x_type = norm.out_type = WireType::kF32;
+  norm.eps = model_.final_norm.eps;
+  norm.rows = static_cast<int32_t>(count);
+  norm.size = static_cast<int32_t>(hidden);
+  DT_RETURN_IF_ERROR(kernels::cuda::RmsNorm(cuda_stream_, norm));
+  DT_RETURN_IF_ERROR(cuda_stream_.Copy(hidden_states_->data(), device_states_->data(), bytes));
+  DT_RETURN_IF_ERROR(cuda_stream_.SynchronizeStatus());
+  return reinterpret_cast<float*>(hidden_states_->data());
+}
+
 // Rows that follow each other go together: in decode that is all of them.
 absl::Status CudaTokenSampler::NormRows(const float* residual, size_t first, size_t count) {
   const int64_t hidden = model_.config().hidden_size;
@@ -115,6 +138,8 @@ absl::StatusOr<bool> CudaTokenSampler::UploadDraws(const proto::StepPlan& plan, 
   result.entries.resize(plan.entries.size());
   CollectRows(plan);
   if (rows_.empty() || rows_.size() > rows_at_once_) return false;
+  for (const proto::StepEntry& entry : plan.entries)
+    if (entry.pool_rows > 0) return false;
   for (const LogitsRow& row : rows_)
     if (IsForHost(plan, row) || plan.entries[row.entry].sampling.needs_history()) return false;
   FillSamplingInputs(plan, result);

@@ -45,6 +45,7 @@ class CudaTokenSampler final : public TokenSampler {
   // `residual` is device memory.
   absl::Status ComputeLogits(const proto::StepPlan& plan, const float* residual, size_t first, size_t count,
                              const proto::StepResult& result) override;
+  absl::StatusOr<float*> HiddenStates(const float* residual, int64_t first, int64_t count) override;
   void HandleRows(const proto::StepPlan& plan, size_t first, size_t count, proto::StepResult& result) override;
 
  private:
@@ -75,7 +76,8 @@ class CudaTokenSampler final : public TokenSampler {
   kernels::cuda::CudaStream& cuda_stream_;
   kernels::cuda::CudaProduct& product_;
   std::unique_ptr<kernels::Buffer> normed_, device_logits_;
-  std::vector<Draws> draws_;  // by micro-batch; the first one's sampler is also that of chunks
+  std::unique_ptr<kernels::Buffer> device_states_;  // f32; from the first step that pools on
+  std::vector<Draws> draws_;                        // by micro-batch; the first one's sampler is also that of chunks
   std::vector<kernels::SamplingParams> params_;
   std::vector<kernels::cuda::CudaSampler::Row> drawn_;
   std::vector<bool> for_host_;  // by row of the chunk

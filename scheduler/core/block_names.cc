@@ -23,6 +23,9 @@ uint32_t BlockNames::Usable(const Sequence& sequence) const {
   if (params.logits_last > 0 && sequence.choice == 0 && !sequence.request->prompt_logits_done) {
     most = std::min(most, sequence.prompt_size() - params.logits_last);
   }
+  const RequestState::Pooled pooled = sequence.request->pooled_range();
+  const Position owed = std::max(pooled.begin, sequence.request->pooled_next);
+  if (owed < pooled.end) most = std::min(most, owed);
   return static_cast<uint32_t>(std::max<Position>(0, most) / kSegmentTokens);
 }
 

@@ -18,6 +18,7 @@ struct PlannedEntry {
   Position ctx_len = 0;
   int q_len = 0;
   int logits_rows = 0;
+  Position pool_from = 0, pool_to = 0;  // whose hidden states its result sums up; equal: of none
   bool sample = false;
   bool group = false;       // taken by a prefill group
   bool may_follow = false;  // what it draws stays on the worker and is all that the next step needs

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/exact_sums.h"
 #include "proto/prefix_traffic.h"
 #include "scheduler/core/limits.h"
 #include "scheduler/core/tenant_queues.h"
@@ -297,6 +298,11 @@ PrefillGroups::Ended PrefillGroups::End(Run& run) {
     if (slot != run.slots[0]) {
       whole.q_len += rank.entries[0].q_len;
       whole.logits_rows += rank.entries[0].logits_rows;
+      const PlannedEntry& part = rank.entries[0];
+      if (part.pool_from < part.pool_to) {  // those of the ranks follow each other
+        if (whole.pool_from == whole.pool_to) whole.pool_from = part.pool_from;
+        whole.pool_to = part.pool_to;
+      }
       whole.sample = rank.entries[0].sample;
     }
     if (rank.step == run.failed) kept = slot;
@@ -323,6 +329,8 @@ proto::StepResult PrefillGroups::Merged(const Run& run) const {
   proto::StepResult merged;
   if (run.withdrawn) return merged;
   proto::EntryResult& entry = merged.entries.emplace_back();
+  ExactSums pooled;
+  bool all_good = true;
   for (const int slot : run.slots) {
     const MicroBatch& rank = batches_[slot];
     const proto::EntryResult& part = run.results.at(rank.step).entries[0];
@@ -339,8 +347,10 @@ proto::StepResult PrefillGroups::Merged(const Run& run) const {
                                    part.prompt_logprobs.end());
     }
     entry.logits.insert(entry.logits.end(), part.logits.begin(), part.logits.end());
+    if (!part.pooled.empty()) all_good &= pooled.AddWords(part.pooled);
     merged.prefix = Sum(merged.prefix, run.results.at(rank.step).prefix);
   }
+  if (all_good) entry.pooled = pooled.TakeWords();  // else the result is refused for what it lacks
   return merged;
 }
 

@@ -45,6 +45,9 @@ absl::Status CheckRequest(const GenerationRequest& request, const SchedulerOptio
   if (request.prompt_logprobs > proto::kMaxTopLogprobs) {
     return InvalidArgument("prompt_logprobs: ", request.prompt_logprobs, " is more than ", proto::kMaxTopLogprobs);
   }
+  if (request.pooling != requests::Pooling::kNone && (request.max_tokens != 0 || request.choices != 1))
+    return InvalidArgument("pooling: a request for a vector has max_tokens 0 and n 1, not ", request.max_tokens,
+                           " and ", request.choices);
   DT_RETURN_IF_ERROR(CheckLists(request));
   const int64_t longest = options.max_model_len - (request.max_tokens > 0 ? 1 : 0);
   if (prompt > longest) {

@@ -7,6 +7,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/time/time.h"
+#include "base/exact_sums.h"
 #include "base/ids.h"
 #include "proto/block_hash.h"
 #include "proto/placement.h"
@@ -170,8 +171,26 @@ struct RequestState {
   bool prompt_logits_done = false;
   std::vector<float> prompt_logits;
   int prompt_logits_rows = 0;
+  Position pooled_next = 0;  // with pooling: the first position whose hidden state is not in `pooled` yet
+  ExactSums pooled;
+
+  // Positions whose hidden states pooling averages: [begin, end).
+  struct Pooled {
+    Position begin = 0, end = 0;
+  };
+  Pooled pooled_range() const;
 };
 
+inline RequestState::Pooled RequestState::pooled_range() const {
+  const auto prompt = static_cast<Position>(request->prompt.size());
+  switch (request->pooling) {
+    case requests::Pooling::kNone: return {};
+    case requests::Pooling::kMean: return {0, prompt};
+    case requests::Pooling::kLast: return {prompt - 1, prompt};
+    case requests::Pooling::kCls: return {0, 1};
+  }
+  return {};
+}
 inline const GenerationRequest& Sequence::params() const { return *request->request; }
 inline bool Sequence::leads() const {
   return request->unforked > 0 && params().max_tokens > 0 && phase != Phase::kUnforked;

@@ -167,6 +167,10 @@ void StepResults::Commit(const PlannedEntry& entry, const proto::EntryResult& re
   }
   GenerationUpdate update = choices_.UpdateFor(sequence);
   TakePromptOutputs(entry, result, update);
+  if (!TakePooled(entry, result, update))
+    return choices_.End(
+        sequence, FinishReason::kError,
+        Internal("the step's hidden states do not continue those of the prompt before position ", sequence.ctx_len));
   if (entry.sample) return TakeToken(entry, result, std::move(update));
   if (sequence.ctx_len == sequence.size()) {  // max_tokens is 0: the prompt was all
     update.reason = FinishReason::kLength;
@@ -176,7 +180,8 @@ void StepResults::Commit(const PlannedEntry& entry, const proto::EntryResult& re
     }
     return choices_.End(sequence, std::move(update));
   }
-  if (!update.prompt_logprobs.empty() || !update.prompt_logits.empty()) turn_.Emit(std::move(update));
+  if (!update.prompt_logprobs.empty() || !update.prompt_logits.empty() || !update.pooled.empty())
+    turn_.Emit(std::move(update));
   if (sequence.leads() && sequence.ctx_len == sequence.prefill_end() && !sequence.lost) choices_.Fork(sequence);
 }
 
@@ -202,6 +207,18 @@ void StepResults::TakePromptOutputs(const PlannedEntry& entry, const proto::Entr
   update.prompt_logits = std::move(request.prompt_logits);
   request.prompt_logits.clear();
   request.prompt_logits_done = true;
+}
+
+// A prompt that begins again has the same hidden states: those that were taken stay. False: they are not as asked.
+bool StepResults::TakePooled(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update) {
+  if (entry.pool_from == entry.pool_to) return true;
+  RequestState& request = *entry.sequence->request;
+  const RequestState::Pooled range = request.pooled_range();
+  if (entry.pool_from != std::max(range.begin, request.pooled_next) || !request.pooled.AddWords(result.pooled))
+    return false;
+  request.pooled_next = entry.pool_to;
+  if (request.pooled_next == range.end) update.pooled = request.pooled.Mean(range.end - range.begin);
+  return true;
 }
 
 void StepResults::TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update) {

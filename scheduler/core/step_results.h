@@ -53,6 +53,7 @@ class StepResults {
   void LearnRates(MicroBatch& batch, const proto::StepResult& result);
   void Commit(const PlannedEntry& entry, const proto::EntryResult& result);
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
+  bool TakePooled(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
   void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update);
 
   const SchedulerOptions& options_;

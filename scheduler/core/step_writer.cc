@@ -27,6 +27,18 @@ void AskForPromptOutputs(const Sequence& sequence, Position end, proto::StepEntr
   }
 }
 
+// The hidden states of the tokens [ctx_len, end) that pooling averages and does not have.
+void AskForPooled(const Sequence& sequence, Position end, proto::StepEntry& entry, PlannedEntry& planned) {
+  const RequestState::Pooled range = sequence.request->pooled_range();
+  const Position from = std::max({entry.ctx_len, range.begin, sequence.request->pooled_next});
+  const Position to = std::min(end, range.end);
+  if (sequence.choice != 0 || from >= to) return;
+  entry.pool_first = static_cast<int32_t>(from - entry.ctx_len);
+  entry.pool_rows = static_cast<int32_t>(to - from);
+  planned.pool_from = from;
+  planned.pool_to = to;
+}
+
 // What it draws stays on the worker, and is all that the next step needs.
 bool MayBeFollowed(const proto::StepEntry& entry) {
   return entry.sample && entry.logits_rows == 0 && entry.prompt_logprobs < 0 && entry.sampling.logprobs <= 0 &&
@@ -82,6 +94,7 @@ void StepWriter::Write(Sequence& sequence, const Chunk& chunk, proto::StepEntry&
              .logits_rows = entry.logits_rows,
              .sample = entry.sample,
              .may_follow = MayBeFollowed(entry)};
+  AskForPooled(sequence, end, entry, planned);
   Sequence::RanOn(sequence.compute_workers, compute_worker_);
   sequence.request->tenant->served += static_cast<uint64_t>(sequence.planned);
   ++sequence.in_flight;

@@ -100,6 +100,14 @@ void AddModelFlags(CLI::App& command, ApiFlags& flags) {
                   "does")
       ->type_name("NAME")
       ->group("API");
+  command
+      .add_option(
+          "--pooling", flags.pooling,
+          "Of which tokens' hidden states /v1/embeddings makes a vector: mean (of all), last or cls (the first); "
+          "else as the model's files say, and last where they say nothing")
+      ->check(OneOf({"mean", "last", "cls"}))
+      ->type_name("KIND")
+      ->group("API");
 }
 
 void AddLoadFlags(CLI::App& command, ApiFlags& flags) {
@@ -174,6 +182,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
                                                            .chat_template = flags_.chat_template,
                                                            .tool_call_parser = flags_.tool_call_parser,
                                                            .reasoning_parser = flags_.reasoning_parser,
+                                                           .pooling = flags_.pooling,
                                                            .max_model_len = served.max_model_len,
                                                            .max_num_seqs = served.max_num_seqs,
                                                            .grammars = served.grammars,

@@ -34,6 +34,7 @@ struct ApiFlags {
   std::vector<std::string> served_model_names;
   bool ignore_model_name = false;
   std::string chat_template, tool_call_parser, reasoning_parser;
+  std::string pooling;  // empty: as the model's files say, else last
   int overload_status = 503;
   int shutdown_timeout = 30;  // seconds
 };

@@ -20,6 +20,7 @@ void CollectingSink::OnUpdate(requests::GenerationUpdate update) {
   std::move(update.logits.begin(), update.logits.end(), std::back_inserter(choice.logits));
   std::move(update.prompt_logprobs.begin(), update.prompt_logprobs.end(), std::back_inserter(prompt_logprobs_));
   if (!update.prompt_logits.empty()) prompt_logits_ = std::move(update.prompt_logits);
+  if (!update.pooled.empty()) pooled_ = std::move(update.pooled);
   cached_tokens_ = update.cached_tokens;
   if (update.choice_finished) {
     choice.finished = true;

@@ -37,6 +37,7 @@ class CollectingSink final : public engine::GenerationSink {
   const std::vector<Choice>& choices() const { return choices_; }
   const std::vector<float>& prompt_logits() const { return prompt_logits_; }
   const std::vector<proto::PositionLogprobs>& prompt_logprobs() const { return prompt_logprobs_; }
+  const std::vector<float>& pooled() const { return pooled_; }
   int cached_tokens() const { return cached_tokens_; }
   int protocol_errors() const { return protocol_errors_; }  // positions repeated or skipped, updates after the end
 
@@ -46,6 +47,7 @@ class CollectingSink final : public engine::GenerationSink {
   std::vector<Choice> choices_;
   std::vector<float> prompt_logits_;
   std::vector<proto::PositionLogprobs> prompt_logprobs_;
+  std::vector<float> pooled_;
   int cached_tokens_ = 0;
   int protocol_errors_ = 0;
   size_t tokens_ = 0;

@@ -12,6 +12,7 @@
 #include "model/chat_template/builtin_templates.h"
 #include "model/chat_template/template_source.h"
 #include "model/formats/gguf.h"
+#include "model/pooling.h"
 #include "model/tokenizer/tokenizer_gguf.h"
 #include "model/tokenizer/tokenizer_json.h"
 #include "server/openai/chat_renderer.h"
@@ -233,6 +234,24 @@ absl::Status ChooseParsers(const server::ChatTemplateText& chat, const ServedMod
   return absl::OkStatus();
 }
 
+absl::Status ChoosePooling(const model::Checkpoint& checkpoint, const std::string& asked, server::ServedModel& served) {
+  using requests::Pooling;
+  served.hidden_size = checkpoint.config().hidden_size;
+  std::string name = asked;
+  if (name.empty()) {
+    DT_ASSIGN_OR_RETURN(name, model::PoolingOf(checkpoint));
+  }
+  const std::pair<const char*, Pooling> known[] = {
+      {"", Pooling::kLast}, {"mean", Pooling::kMean}, {"last", Pooling::kLast}, {"cls", Pooling::kCls}};
+  served.pooling = Pooling::kNone;
+  for (const auto& [kind, pooling] : known)
+    if (name == kind) served.pooling = pooling;
+  if (served.pooling == Pooling::kNone)
+    served.why_no_pooling = absl::StrCat("this model's files ask for pooling by ", name,
+                                         ", which is not served; start the server with --pooling mean, last or cls");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const model::Checkpoint& checkpoint,
@@ -254,6 +273,7 @@ absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const
     served->chat = *std::move(renderer);
     DT_RETURN_IF_ERROR(ChooseParsers(text, options, *served));
   }
+  DT_RETURN_IF_ERROR(ChoosePooling(checkpoint, options.pooling, *served));
   served->chat_template = chat.source;
   served->max_num_seqs = options.max_num_seqs;
   served->max_model_len = static_cast<int>(options.max_model_len);

@@ -42,6 +42,7 @@ struct ServedModelOptions {
   bool accept_any_name = false;
   std::string chat_template;                       // --chat-template
   std::string tool_call_parser, reasoning_parser;  // --tool-call-parser, --reasoning-parser; empty: by the template
+  std::string pooling;                             // --pooling; empty: as the checkpoint says, else last
   int64_t max_model_len = 0;
   int max_num_seqs = 0;
   std::shared_ptr<grammar::GrammarEngine> grammars;  // null: one of its own

@@ -366,6 +366,7 @@ class Up {
     add("--chat-template", api.chat_template);
     add("--tool-call-parser", api.tool_call_parser);
     add("--reasoning-parser", api.reasoning_parser);
+    add("--pooling", api.pooling);
     add("--grpc-listen", grpc_address_.empty() ? api.grpc_listen : grpc_address_);
     add("--otlp-traces-sample-rate", absl::StrCat(api.trace_sample_rate));
     if (api.ignore_model_name) arguments.push_back("--ignore-model-name");

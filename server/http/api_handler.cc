@@ -57,7 +57,9 @@ bool Generates(RouteId route) {
     case RouteId::kResponses:
     case RouteId::kMessages:
     case RouteId::kLlama:
-    case RouteId::kInfill: return true;
+    case RouteId::kInfill:
+    case RouteId::kEmbeddings:
+    case RouteId::kLlamaEmbeddings: return true;
     default: return false;
   }
 }
@@ -337,6 +339,8 @@ absl::StatusOr<ParsedGeneration> ApiHandler::ParseGeneration(const Route& route,
   if (route.id == RouteId::kMessages) return ParseMessagesRequest(json, *backend.model);
   if (route.id == RouteId::kLlama) return ParseLlamaRequest(json, *backend.model);
   if (route.id == RouteId::kInfill) return ParseInfillRequest(json, *backend.model);
+  if (route.id == RouteId::kEmbeddings) return ParseEmbeddingRequest(json, *backend.model);
+  if (route.id == RouteId::kLlamaEmbeddings) return ParseLlamaEmbeddingRequest(json, *backend.model);
   return ParseCompletionRequest(json, *backend.model);
 }
 

@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kHardBacklogFactor =
     16;  // times max_stream_backlog_bytes: a stall of our own must not look like a slow reader
 
+constexpr size_t kVectorsAtOnce = 64;  // of one request, so that others find room in the queue
+
 constexpr char kKeepAliveFrame[] = ": keep-alive\n\n";  // a comment, which every reader of such streams skips
 
 class Sink : public engine::GenerationSink {
@@ -44,28 +46,39 @@ Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerO
   }
 }
 
-absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
-  for (size_t p = 0; p < prompts_.size(); ++p) {
-    auto sink = std::make_shared<Sink>(inbox, shared_from_this(), static_cast<int>(p));
+absl::Status Generation::SubmitNext() {
+  const size_t most = response_.spec().vectors() ? kVectorsAtOnce : prompts_.size();
+  for (; submitted_ < prompts_.size() && submitted_ - engine_finished_ < most; ++submitted_) {
+    const size_t p = submitted_;
+    auto sink = std::make_shared<Sink>(inbox_, shared_from_this(), static_cast<int>(p));
     // Unique while the engine knows any of the prompts, since the sinks keep this object alive.
     if (prompts_.size() > 1) requests_[p].call = reinterpret_cast<uintptr_t>(this);
     DT_ASSIGN_OR_RETURN(prompts_[p].id, backend_->engine->Submit(std::move(requests_[p]), std::move(sink)));
     prompts_[p].submitted = true;
     account_.Submitted(static_cast<int>(p), SystemClock().Now());
   }
+  if (submitted_ < prompts_.size()) return absl::OkStatus();
+  requests_.clear();
+  inbox_.reset();
   return absl::OkStatus();
+}
+
+void Generation::SubmitNextOrFail() {
+  const absl::Status status = SubmitNext();
+  if (status.ok()) return;
+  requests_.clear();
+  inbox_.reset();
+  CancelInEngine();
+  response_.Fail(status);
+  Answer(ErrorFor(status));
+  Finish();
 }
 
 void Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
   context_.intake->admission.Began(context_.call.tenant, static_cast<int>(prompts_.size()));
-  const absl::Status status = Submit(inbox);
-  requests_.clear();
-  if (!status.ok()) {
-    CancelInEngine();
-    response_.Fail(status);
-    Answer(ErrorFor(status));
-    return Finish();
-  }
+  inbox_ = inbox;
+  SubmitNextOrFail();
+  if (exchange_ == nullptr) return;
   const auto self = shared_from_this();
   exchange_->on_gone = [self] { self->OnGone(); };
   exchange_->on_drained = [self] { self->OnDrained(); };
@@ -92,7 +105,7 @@ void Generation::CountAnswer(int status) {
 
 void Generation::OnUpdate(int p, const requests::GenerationUpdate& update) {
   PromptState& prompt = prompts_[p];
-  if (update.request_finished) prompt.engine_finished = true;
+  if (update.request_finished && !std::exchange(prompt.engine_finished, true)) ++engine_finished_;
   if (exchange_ == nullptr) return;
   account_.Updated(p, update.cached_tokens, update.queued_us, SystemClock().Now());
   const bool refused =
@@ -104,6 +117,7 @@ void Generation::OnUpdate(int p, const requests::GenerationUpdate& update) {
   for (const auto& stop : effects.stops)
     if (!prompts_[stop.prompt].engine_finished) backend_->engine->StopChoice(prompts_[stop.prompt].id, stop.choice);
   Show(effects);
+  if (exchange_ != nullptr && inbox_ != nullptr) SubmitNextOrFail();
 }
 
 void Generation::Show(const GenerationResponse::Effects& effects) {
@@ -179,7 +193,7 @@ void Generation::CancelInEngine() {
 RequestEnd Generation::EndOf(int p) const {
   if (gone_) return RequestEnd::kAbort;
   if (!response_.failure().ok()) return RequestEnd::kError;
-  for (int c = 0; c < response_.spec().best_of; ++c)
+  for (int c = 0; c < response_.spec().best_of && !response_.spec().vectors(); ++c)
     if (response_.FinishReason(p, c) == "length") return RequestEnd::kLength;
   return RequestEnd::kStop;
 }

@@ -35,8 +35,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options,
              std::shared_ptr<Exchange> exchange, PreparedGeneration prepared, GenerationContext context);
 
-  // Submits every prompt; the client is still there. If the engine takes one and refuses the next, nothing runs and the
-  // client gets the refusal.
+  // Submits every prompt, or of many that become vectors the first; the client is still there. If the engine takes one
+  // and refuses another, nothing runs and the client gets the refusal.
   void Start(const std::shared_ptr<UpdateInbox>& inbox);
   void OnUpdate(int prompt, const requests::GenerationUpdate& update);
 
@@ -47,7 +47,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     bool engine_finished = false;
   };
 
-  absl::Status Submit(const std::shared_ptr<UpdateInbox>& inbox);
+  // The next prompts: all, or of vectors so many that kVectorsAtOnce are in the engine.
+  absl::Status SubmitNext();
+  void SubmitNextOrFail();
   void Show(const GenerationResponse::Effects& effects);
   void Answer(HttpResponse response);
   void CountAnswer(int status);
@@ -66,6 +68,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<requests::GenerationRequest> requests_;
   GenerationResponse response_;
   std::vector<PromptState> prompts_;
+  size_t submitted_ = 0, engine_finished_ = 0;  // prompts
+  std::shared_ptr<UpdateInbox> inbox_;          // null once all were submitted
   const GenerationContext context_;
   RequestAccount account_;
   int answered_ = 0;  // the status; 0: not yet

@@ -36,6 +36,8 @@ constexpr Operation kOperations[] = {
     {RouteId::kCountTokens, "How many tokens the same request of /v1/messages has", "CountTokens"},
     {RouteId::kLlama, "Goes on from a prompt, in llama-server's own form", "Llama", true},
     {RouteId::kInfill, "Fills in between two texts, in llama-server's own form", "Infill", true},
+    {RouteId::kEmbeddings, "A vector of each text", "Embedding"},
+    {RouteId::kLlamaEmbeddings, "A vector of each text, in llama-server's own form", "LlamaEmbedding"},
     {RouteId::kApplyTemplate, "The prompt that the chat template makes of a conversation", "ApplyTemplate"},
     {RouteId::kProps, "The model's properties, as llama-server has them"},
     {RouteId::kSlots, "What may run at once, as llama-server's slots"},
@@ -101,7 +103,7 @@ Json Messages() {
 Json Generation() {
   Json properties = Json::object();
   properties["model"] = Type("string");
-  AddRanges(properties, {"best_of", "logprobs", "top_logprobs"}, /*all_but=*/true);
+  AddRanges(properties, {"best_of", "logprobs", "top_logprobs", "dimensions", "embd_normalize"}, /*all_but=*/true);
   Add(properties,
       {"stream", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
        "add_special_tokens", "return_token_ids", "return_tokens_as_token_ids", "cache_prompt", "store"},
@@ -171,6 +173,23 @@ Json Llama(bool fills_in) {
   return Object(std::move(properties), {});
 }
 
+// Of /v1/embeddings, or of llama-server's own.
+Json Embedding(bool llama) {
+  Json properties = {
+      {"model", Type("string")}, {"add_special_tokens", Type("boolean")}, {"cache_salt", Type("string")}};
+  AddRanges(properties, {"truncate_prompt_tokens", "priority"}, /*all_but=*/false);
+  for (const char* input : {"input", "content"})
+    if (llama || input == std::string_view("input")) properties[input] = TextOr({{"type", "array"}, {"minItems", 1}});
+  if (llama) {
+    properties["embd_normalize"] = {{"enum", Json::array({-1, 2, nullptr})}};
+    return Object(std::move(properties), {});
+  }
+  properties["user"] = Type("string");
+  properties["encoding_format"] = {{"enum", Json::array({"float", "base64", nullptr})}};
+  AddRanges(properties, {"dimensions"}, /*all_but=*/false);
+  return Object(std::move(properties), {"input"});
+}
+
 Json Schemas() {
   Json tokenize = {{"model", Type("string")}, {"prompt", Type("string")}, {"content", Type("string")}};
   tokenize["messages"] = ArrayOf({{"type", "object"}});
@@ -196,6 +215,8 @@ Json Schemas() {
           {"CountTokens", AnthropicMessages(/*counts=*/true)},
           {"Llama", Llama(/*fills_in=*/false)},
           {"Infill", Llama(/*fills_in=*/true)},
+          {"Embedding", Embedding(/*llama=*/false)},
+          {"LlamaEmbedding", Embedding(/*llama=*/true)},
           {"ApplyTemplate", Object(std::move(conversation), {"messages"})},
           {"Tokenize", Object(std::move(tokenize), {})},
           {"Detokenize", Object({{"model", Type("string")}, {"tokens", {{"type", "array"}}}}, {"tokens"})},

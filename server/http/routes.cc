@@ -13,6 +13,9 @@ constexpr Route kRoutes[] = {
     {RouteId::kLlama, "POST", "/completion", Scope::kInference},
     {RouteId::kLlama, "POST", "/completions", Scope::kInference},
     {RouteId::kInfill, "POST", "/infill", Scope::kInference},
+    {RouteId::kEmbeddings, "POST", "/v1/embeddings", Scope::kInference},
+    {RouteId::kLlamaEmbeddings, "POST", "/embedding", Scope::kInference},
+    {RouteId::kLlamaEmbeddings, "POST", "/embeddings", Scope::kInference},
     {RouteId::kApplyTemplate, "POST", "/apply-template", Scope::kInference},
     {RouteId::kProps, "GET", "/props", Scope::kInference},
     {RouteId::kSlots, "GET", "/slots", Scope::kInference},
@@ -36,17 +39,14 @@ struct NotServed {
   std::string_view why;
 };
 
-constexpr std::string_view kNoEmbeddings = "Embeddings are not made here: this server generates text.";
-constexpr std::string_view kNoRanking = "Documents are not ranked here: this server generates text.";
+constexpr std::string_view kNoPooling = "Vectors of texts are made at /v1/embeddings alone.";
+constexpr std::string_view kNoRanking = "Documents are not ranked here: this server generates text and embeddings.";
 constexpr std::string_view kTextOnly = "This server reads and writes text only.";
 constexpr std::string_view kKeepsNothing = "This server keeps nothing between requests: send the whole conversation.";
 constexpr std::string_view kNoBatches =
     "Batches are not kept here: send their requests one by one; as many run together as there is room.";
 constexpr NotServed kNotServed[] = {
-    {"/v1/embeddings", kNoEmbeddings},
-    {"/embeddings", kNoEmbeddings},
-    {"/embedding", kNoEmbeddings},
-    {"/pooling", kNoEmbeddings},
+    {"/pooling", kNoPooling},
     {"/score", kNoRanking},
     {"/v1/score", kNoRanking},
     {"/v1/rerank", kNoRanking},

@@ -20,6 +20,8 @@ enum class RouteId {
   kCountTokens,
   kLlama,
   kInfill,
+  kEmbeddings,
+  kLlamaEmbeddings,
   kApplyTemplate,
   kProps,
   kSlots,

@@ -13,8 +13,9 @@
 
 namespace dovetail::server {
 
-// Of which API the answer is. kChat: OpenAI's completions, too; kLlama: llama-server's own.
-enum class AnswerShape { kChat, kResponses, kMessages, kLlama };
+// Of which API the answer is. kChat: OpenAI's completions, too; kLlama: llama-server's own; kVectors: no text, but a
+// vector of each prompt (embeddings.h).
+enum class AnswerShape { kChat, kResponses, kMessages, kLlama, kVectors };
 
 struct AnswerSpec {
   const CallFormat* calls = nullptr;  // null: calls are not looked for

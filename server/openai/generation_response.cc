@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
+#include "server/openai/embeddings.h"
 #include "server/openai/llama_server.h"
 #include "server/openai/messages_answer.h"
 #include "server/openai/responses_answer.h"
@@ -33,7 +34,8 @@ absl::Status EngineFailure(const requests::GenerationUpdate& update) {
 
 std::unique_ptr<ShapedAnswer> MakeShapedAnswer(const ResponseSpec& spec, const ServedModel& model) {
   switch (spec.shape) {
-    case AnswerShape::kChat: return nullptr;
+    case AnswerShape::kChat:
+    case AnswerShape::kVectors: return nullptr;
     case AnswerShape::kResponses: return MakeResponsesAnswer(spec);
     case AnswerShape::kMessages: return MakeMessagesAnswer(spec);
     case AnswerShape::kLlama: break;
@@ -64,6 +66,7 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const requests::
   if (done_) return effects;
   Prompt& prompt = prompts_[p];
   prompt.cached_tokens = update.cached_tokens;
+  if (!update.pooled.empty()) prompt.pooled = update.pooled;
   std::copy(update.prompt_logprobs.begin(), update.prompt_logprobs.end(), std::back_inserter(prompt.logprobs));
 
   if (EndsInFailure(prompt, update)) {
@@ -123,6 +126,9 @@ bool GenerationResponse::Finished(const Prompt& prompt) {
 void GenerationResponse::CheckDone(Effects& effects) {
   if (!std::all_of(prompts_.begin(), prompts_.end(), Finished)) return;
   done_ = effects.done = true;
+  const auto lacks_vector = [](const Prompt& prompt) { return prompt.pooled.empty(); };
+  if (spec_.vectors() && std::any_of(prompts_.begin(), prompts_.end(), lacks_vector))
+    failure_ = Internal("a prompt ended without its vector");
   if (shaped_ != nullptr) {
     const Choice& choice = prompts_[0].choices[0].state;
     effects.frames += shaped_->Finish({choice.finish_reason(), choice.stop_reason(), usage()});
@@ -304,6 +310,12 @@ UsageTotals GenerationResponse::usage() const {
   return totals;
 }
 
+std::vector<std::vector<float>> GenerationResponse::Vectors() const {
+  std::vector<std::vector<float>> vectors;
+  for (const Prompt& prompt : prompts_) vectors.push_back(prompt.pooled);
+  return vectors;
+}
+
 Json GenerationResponse::UsageJson() const {
   const UsageTotals totals = usage();
   Json usage = {{"prompt_tokens", totals.prompt_tokens},
@@ -371,6 +383,7 @@ Json GenerationResponse::ChoiceJson(int p, const ChoiceOutput& output, int index
 std::string GenerationResponse::Body() const {
   DT_CHECK(done_ && failure_.ok() && !spec_.stream);
   if (shaped_ != nullptr) return Dump(shaped_->Body());
+  if (spec_.vectors()) return VectorsBody(spec_, Vectors(), usage());
   Json choices = Json::array();
   for (size_t p = 0; p < prompts_.size(); ++p) {
     int c = 0;

@@ -19,7 +19,7 @@ namespace dovetail::server {
 // Choice c of prompt p has the index p * n + c. Frames follow the OpenAI API: in chat first the role, last a
 // finish_reason without content; the same id everywhere; usage null until an extra chunk at the end when asked for;
 // "data: [DONE]" after a success only. After a failure the last frame is {"error": ...}. Other APIs' frames and bodies
-// are those of a ShapedAnswer.
+// are those of a ShapedAnswer, and the body of vectors is that of embeddings.h.
 class GenerationResponse {
  public:
   GenerationResponse(std::shared_ptr<const ServedModel> model, ResponseSpec spec);
@@ -69,6 +69,7 @@ class GenerationResponse {
   struct Prompt {
     std::vector<ChoiceOutput> choices;
     std::vector<proto::PositionLogprobs> logprobs;
+    std::vector<float> pooled;
     std::string echo_text;
     int prompt_tokens = 0;
     int cached_tokens = 0;
@@ -85,6 +86,7 @@ class GenerationResponse {
   void AppendChunk(Json choice, std::string& frames, const Json* extra = nullptr) const;
   void AppendFrame(const Json& json, std::string& frames) const;
   Json ChunkHead() const;
+  std::vector<std::vector<float>> Vectors() const;
   Json UsageJson() const;
   static Json MessageJson(const ChoiceOutput& output);
   Json ChoiceJson(int prompt, const ChoiceOutput& output, int index) const;

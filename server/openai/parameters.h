@@ -18,6 +18,9 @@ inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxBadWords = 256;
 inline constexpr int kMaxPrompts = 128;
 inline constexpr int kMaxMessages = 2048;
+inline constexpr int kMaxEmbeddingInputs = 2048;
+inline constexpr int64_t kMaxEmbeddingValues = int64_t{1} << 24;  // of all vectors of an answer together
+inline constexpr int64_t kMaxDimensions = int64_t{1} << 20;
 inline constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 
 struct IntRule {
@@ -44,6 +47,8 @@ inline constexpr IntRule kIntRules[] = {
     {"prompt_logprobs", 0, kMaxLogprobs},
     {"seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()},
     {"truncate_prompt_tokens", -1, kInt32Max},
+    {"dimensions", 1, kMaxDimensions},
+    {"embd_normalize", -1, 2},
     {"priority", -kInt32Max - 1, kInt32Max},
 };
 

@@ -52,10 +52,12 @@ absl::Status Follow(const std::string& grammar, const std::string& param, const 
   return status;
 }
 
-absl::Status Truncate(const GenerationFields& fields, const ServedModel& model, std::vector<TokenId>& prompt) {
+absl::Status Truncate(const GenerationFields& fields, int64_t least_output, const ServedModel& model,
+                      std::vector<TokenId>& prompt) {
   if (!fields.truncate_prompt_tokens) return absl::OkStatus();
   int64_t keep = *fields.truncate_prompt_tokens;
-  if (keep < 0) keep = std::max<int64_t>(1, model.max_model_len - std::max<int64_t>(fields.max_tokens.value_or(1), 1));
+  if (keep < 0)
+    keep = std::max<int64_t>(1, model.max_model_len - std::max(fields.max_tokens.value_or(least_output), least_output));
   if (keep > model.max_model_len)
     return BadField("truncate_prompt_tokens", keep, " is more than the model's ", model.max_model_len, " positions");
   if (static_cast<int64_t>(prompt.size()) > keep) prompt.erase(prompt.begin(), prompt.end() - keep);
@@ -67,18 +69,22 @@ absl::Status Truncate(const GenerationFields& fields, const ServedModel& model, 
 constexpr int64_t kCountedTimes = 2;
 
 // The words by which LiteLLM knows such an error: "this model's maximum context length is".
-absl::Status TooLong(const std::string& param, int64_t tokens, bool at_least, const ServedModel& model) {
+// A prompt with output leaves a position free.
+absl::Status TooLong(const std::string& param, int64_t tokens, bool at_least, const ServedModel& model,
+                     bool with_output = true) {
   const int64_t positions = model.max_model_len;
   return ContextExceeded(
       param, tokens, positions,
       absl::StrCat(at_least ? "at least " : "", tokens, " tokens, but this model's maximum context length is ",
-                   positions, " tokens for prompt and output; shorten it to at most ", positions - 1));
+                   positions, with_output ? " tokens for prompt and output" : " tokens", "; shorten it to at most ",
+                   with_output ? positions - 1 : positions));
 }
 
 // Reading text that cannot fit, whatever its tokens, costs time that others need.
-absl::Status RefuseByBytes(int64_t least_tokens, const std::string& param, const ServedModel& model) {
-  if (least_tokens < model.max_model_len) return absl::OkStatus();
-  return TooLong(param, least_tokens, /*at_least=*/true, model);
+absl::Status RefuseByBytes(int64_t least_tokens, const std::string& param, const ServedModel& model,
+                           bool with_output = true) {
+  if (least_tokens + (with_output ? 1 : 0) <= model.max_model_len) return absl::OkStatus();
+  return TooLong(param, least_tokens, /*at_least=*/true, model, with_output);
 }
 
 // How many tokens may follow a prompt of this length.
@@ -104,7 +110,7 @@ absl::StatusOr<requests::GenerationRequest> MakeRequest(const GenerationFields& 
                                                         const RequestContext& context,
                                                         const proto::SamplingParams& sampling,
                                                         std::vector<TokenId> prompt, bool chat) {
-  DT_RETURN_IF_ERROR(Truncate(fields, model, prompt));
+  DT_RETURN_IF_ERROR(Truncate(fields, 1, model, prompt));
   requests::GenerationRequest request;
   DT_ASSIGN_OR_RETURN(request.max_tokens, OutputTokens(fields, model, prompt.size(), chat));
   if (fields.min_tokens > request.max_tokens)
@@ -155,9 +161,10 @@ ResponseSpec MakeSpec(const GenerationFields& fields, const ServedModel& model, 
 
 // A template or tokenizer refuses what cannot be a prompt (raised errors, beyond its limits, too long): that is the
 // field's fault.
-absl::Status AboutField(const absl::Status& status, const std::string& param, const ServedModel& model) {
+absl::Status AboutField(const absl::Status& status, const std::string& param, const ServedModel& model,
+                        bool with_output = true) {
   if (absl::IsOutOfRange(status))
-    return TooLong(param, kCountedTimes * model.max_model_len + 1, /*at_least=*/true, model);
+    return TooLong(param, kCountedTimes * model.max_model_len + 1, /*at_least=*/true, model, with_output);
   const bool theirs =
       status.code() == absl::StatusCode::kInvalidArgument || status.code() == absl::StatusCode::kResourceExhausted;
   return theirs ? BadField(param, std::string(status.message())) : status;
@@ -168,16 +175,33 @@ size_t MaxTokens(const GenerationFields& fields, const ServedModel& model) {
   return fields.truncate_prompt_tokens ? SIZE_MAX : static_cast<size_t>(kCountedTimes * model.max_model_len);
 }
 
-std::string ParamOf(const CompletionRequest& request, size_t prompt) {
-  return request.prompts.size() == 1 ? "prompt" : absl::StrCat("prompt.", prompt);
+// The prompts of a request in one field.
+struct Inputs {
+  const std::vector<PromptInput>& prompts;
+  const std::string field;
+  const bool with_output;
+
+  std::string ParamOf(size_t prompt) const { return prompts.size() == 1 ? field : absl::StrCat(field, ".", prompt); }
+};
+
+absl::Status RefuseLongPrompts(const Inputs& inputs, const GenerationFields& fields, const ServedModel& model) {
+  if (fields.truncate_prompt_tokens) return absl::OkStatus();
+  for (size_t i = 0; i < inputs.prompts.size(); ++i)
+    if (const auto* text = std::get_if<std::string>(&inputs.prompts[i]))
+      DT_RETURN_IF_ERROR(
+          RefuseByBytes(model.tokenizer->LeastTokens(*text), inputs.ParamOf(i), model, inputs.with_output));
+  return absl::OkStatus();
 }
 
-absl::Status RefuseLongPrompts(const CompletionRequest& request, const ServedModel& model) {
-  if (request.fields.truncate_prompt_tokens) return absl::OkStatus();
-  for (size_t i = 0; i < request.prompts.size(); ++i)
-    if (const auto* text = std::get_if<std::string>(&request.prompts[i]))
-      DT_RETURN_IF_ERROR(RefuseByBytes(model.tokenizer->LeastTokens(*text), ParamOf(request, i), model));
-  return absl::OkStatus();
+absl::StatusOr<std::vector<TokenId>> EncodePrompt(const Inputs& inputs, size_t i, const GenerationFields& fields,
+                                                  const ServedModel& model) {
+  const auto* const text = std::get_if<std::string>(&inputs.prompts[i]);
+  if (text == nullptr) return std::get<std::vector<TokenId>>(inputs.prompts[i]);
+  auto encoded = model.tokenizer->Encode(*text, {.add_special = fields.add_special_tokens.value_or(true),
+                                                 .parse_special = true,
+                                                 .max_tokens = MaxTokens(fields, model)});
+  if (!encoded.ok()) return AboutField(encoded.status(), inputs.ParamOf(i), model, inputs.with_output);
+  return encoded;
 }
 
 absl::StatusOr<std::vector<TokenId>> EncodeParts(const std::vector<model::PromptPart>& parts, bool add_special,
@@ -232,21 +256,13 @@ absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, con
                                            const RequestContext& context) {
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kCompletions), {}};
-  DT_RETURN_IF_ERROR(RefuseLongPrompts(request, model));
+  const Inputs inputs{request.prompts, "prompt", /*with_output=*/true};
+  DT_RETURN_IF_ERROR(RefuseLongPrompts(inputs, fields, model));
   DT_ASSIGN_OR_RETURN(auto sampling, MakeSampling(fields, model, context));
   DT_RETURN_IF_ERROR(Follow(fields.grammar, fields.grammar_param, model, context, sampling));
   for (size_t i = 0; i < request.prompts.size(); ++i) {
-    std::vector<TokenId> ids;
     DT_RETURN_IF_ERROR(context.CheckWanted());
-    if (const auto* text = std::get_if<std::string>(&request.prompts[i])) {
-      auto encoded = model.tokenizer->Encode(*text, {.add_special = fields.add_special_tokens.value_or(true),
-                                                     .parse_special = true,
-                                                     .max_tokens = MaxTokens(fields, model)});
-      if (!encoded.ok()) return AboutField(encoded.status(), ParamOf(request, i), model);
-      ids = *std::move(encoded);
-    } else {
-      ids = std::get<std::vector<TokenId>>(request.prompts[i]);
-    }
+    DT_ASSIGN_OR_RETURN(std::vector<TokenId> ids, EncodePrompt(inputs, i, fields, model));
     DT_ASSIGN_OR_RETURN(auto made, MakeRequest(fields, model, context, sampling, std::move(ids), /*chat=*/false));
     prepared.spec.prompts.push_back(made.prompt);
     prepared.requests.push_back(std::move(made));
@@ -255,6 +271,36 @@ absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, con
   prepared.spec.repeated = request.repeated;
   if (request.shape == AnswerShape::kLlama)
     prepared.spec.repeated["settings"] = LlamaSettings(fields, prepared.requests.front());
+  return prepared;
+}
+
+absl::StatusOr<PreparedGeneration> Prepare(const EmbeddingRequest& request, const ServedModel& model,
+                                           const RequestContext& context) {
+  const GenerationFields& fields = request.fields;
+  PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kCompletions), {}};
+  prepared.spec.id = absl::StrCat("embd-", context.id);
+  prepared.spec.shape = AnswerShape::kVectors;
+  prepared.spec.form = request.form;
+  const Inputs inputs{request.inputs, request.input_field, /*with_output=*/false};
+  DT_RETURN_IF_ERROR(RefuseLongPrompts(inputs, fields, model));
+  for (size_t i = 0; i < request.inputs.size(); ++i) {
+    DT_RETURN_IF_ERROR(context.CheckWanted());
+    requests::GenerationRequest made;
+    DT_ASSIGN_OR_RETURN(made.prompt, EncodePrompt(inputs, i, fields, model));
+    DT_RETURN_IF_ERROR(Truncate(fields, 0, model, made.prompt));
+    const auto tokens = static_cast<int64_t>(made.prompt.size());
+    if (tokens == 0) return BadField(inputs.ParamOf(i), "has no token");
+    if (tokens > model.max_model_len)
+      return TooLong(inputs.ParamOf(i), tokens, /*at_least=*/false, model, /*with_output=*/false);
+    made.tenant = context.tenant;
+    made.cache_salt = fields.cache_salt;
+    made.priority = fields.priority;
+    made.max_tokens = 0;
+    made.pooling = model.pooling;
+    made.use_prefix_cache = fields.use_prefix_cache;
+    prepared.spec.prompts.push_back(made.prompt);
+    prepared.requests.push_back(std::move(made));
+  }
   return prepared;
 }
 

@@ -34,7 +34,7 @@ struct PreparedGeneration {
   std::vector<requests::GenerationRequest> requests;  // one for each prompt
 };
 
-using ParsedGeneration = std::variant<CompletionRequest, ChatRequest>;
+using ParsedGeneration = std::variant<CompletionRequest, ChatRequest, EmbeddingRequest>;
 
 // Of a status of Prepare: a grammar has to be compiled first, and the context does not allow it.
 bool NeedsCompiling(const absl::Status& status);
@@ -46,6 +46,8 @@ bool NeedsCompiling(const absl::Status& status);
 absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model,
                                            const RequestContext& context);
 absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model,
+                                           const RequestContext& context);
+absl::StatusOr<PreparedGeneration> Prepare(const EmbeddingRequest& request, const ServedModel& model,
                                            const RequestContext& context);
 absl::StatusOr<PreparedGeneration> Prepare(const ParsedGeneration& request, const ServedModel& model,
                                            const RequestContext& context);

@@ -67,6 +67,21 @@ struct CompletionRequest {
   Json repeated;  // kLlama: what else the answer is to have (llama_server.h)
 };
 
+// How vectors are shown.
+struct VectorForm {
+  bool base64 = false;    // of f32, little-endian
+  int dimensions = 0;     // so many first values, normalised again; 0: all
+  bool normalise = true;  // to length 1
+  bool llama = false;     // in llama-server's own form
+};
+
+struct EmbeddingRequest {
+  GenerationFields fields;
+  std::vector<PromptInput> inputs;  // >= 1, none empty
+  std::string input_field;          // where they came from
+  VectorForm form;
+};
+
 struct ChatRequest {
   GenerationFields fields;
   ChatPrompt prompt;
@@ -94,6 +109,10 @@ struct DetokenizeRequest {
 
 // kInvalidArgument with the field (api_error.h), or kNotFound for a model that is not served.
 absl::StatusOr<CompletionRequest> ParseCompletionRequest(const Json& body, const ServedModel& model);
+// /v1/embeddings.
+absl::StatusOr<EmbeddingRequest> ParseEmbeddingRequest(const Json& body, const ServedModel& model);
+// /embedding and /embeddings, llama-server's own.
+absl::StatusOr<EmbeddingRequest> ParseLlamaEmbeddingRequest(const Json& body, const ServedModel& model);
 absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel& model);
 // /v1/responses, as a chat. Fields that it shares with /v1/chat/completions mean what they mean there, those for
 // sampling that other servers know, too.

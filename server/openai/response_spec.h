@@ -6,6 +6,7 @@
 #include "base/ids.h"
 #include "requests/generation.h"
 #include "server/openai/answer.h"
+#include "server/openai/requests.h"
 #include "server/openai/unsupported_fields.h"
 
 namespace dovetail::server {
@@ -13,7 +14,7 @@ namespace dovetail::server {
 // How the tokens of one HTTP request become its answer. A value; everything about text, nothing about sockets.
 struct ResponseSpec {
   Endpoint endpoint = Endpoint::kCompletions;
-  std::string id;       // "cmpl-...", "chatcmpl-...", "resp_..." or "msg_..."
+  std::string id;       // "cmpl-...", "chatcmpl-...", "embd-...", "resp_..." or "msg_..."
   std::string model;    // as the client called it
   int64_t created = 0;  // Unix seconds
 
@@ -40,9 +41,11 @@ struct ResponseSpec {
 
   AnswerSpec answer;  // chat: what is taken out of the text
   AnswerShape shape = AnswerShape::kChat;
-  Json repeated;  // kResponses, kLlama: what of the request the answer has, too
+  Json repeated;    // kResponses, kLlama: what of the request the answer has, too
+  VectorForm form;  // kVectors
 
   bool chat() const { return endpoint == Endpoint::kChat; }
+  bool vectors() const { return shape == AnswerShape::kVectors; }
 };
 
 }  // namespace dovetail::server

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "grammar/grammar_engine.h"
 #include "model/prompt_part.h"
+#include "requests/generation.h"
 #include "server/openai/answers/call_formats.h"
 #include "server/openai/answers/thoughts.h"
 #include "server/openai/json.h"
@@ -59,7 +60,10 @@ struct ServedModel {
   int64_t UsableLength(int64_t longest_sequence) const {
     return longest_sequence > 0 ? std::min<int64_t>(max_model_len, longest_sequence) : max_model_len;
   }
-  int vocab_size = 0;                  // rows of the output layer
+  int vocab_size = 0;                                    // rows of the output layer
+  int64_t hidden_size = 0;                               // of a token's hidden state; 0: not known
+  requests::Pooling pooling = requests::Pooling::kLast;  // of /v1/embeddings; kNone: why_no_pooling says why
+  std::string why_no_pooling;
   std::vector<TokenId> end_token_ids;  // end a choice unless ignore_eos
   SamplingDefaults defaults;
 

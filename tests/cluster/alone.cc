@@ -31,6 +31,7 @@ void Alone::Expect(const requests::GenerationRequest& request, const cli::Collec
     single.sampling.seed += static_cast<uint64_t>(i);
     const auto alone = Generate(Engine(), single);
     ASSERT_TRUE(alone.ok()) << alone.status();
+    EXPECT_EQ(sink.pooled(), (*alone)->pooled());
     const cli::CollectingSink::Choice& expected = (*alone)->choices()[0];
     const cli::CollectingSink::Choice& choice = sink.choices()[i];
     ASSERT_EQ(choice.tokens.size(), choice.logits.size());

@@ -75,6 +75,28 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
   std::unique_ptr<Alone> alone_;
 };
 
+TEST_P(MiniClusterTest, TheVectorOfAPromptIsTheSameWhenAWorkerUnderItIsLost) {
+  MiniClusterOptions options = Options();
+  options.attention_workers = 3;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::vector<requests::GenerationRequest> requests;
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  for (int i = 0; i < 12; ++i) {
+    requests::GenerationRequest request = Request(400 + i, 0, i);
+    request.pooling = i % 3 == 0 ? requests::Pooling::kLast : requests::Pooling::kMean;
+    sinks.push_back(Submit((*cluster)->engine(), request));
+    requests.push_back(std::move(request));
+  }
+  ASSERT_EQ(sinks[0]->WaitForEnd(), absl::OkStatus());
+  (*cluster)->Stop("a2");  // others are half done
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
+    EXPECT_FALSE(sinks[i]->pooled().empty());
+    alone_->Expect(requests[i], *sinks[i]);
+  }
+}
+
 // A gap in what has to be there would show as a wrong bit: prompts that share beginnings, samples, several choices,
 // cancellation and too little memory at once.
 TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {

@@ -73,6 +73,7 @@ requests::GenerationRequest RequestSpec::Request(int vocab) const {
   request.logits_last = logits_last;
   request.logits_of_output = true;
   request.prompt_logprobs = prompt_logprobs;
+  request.pooling = pooling;
   request.use_prefix_cache = use_prefix_cache;
   return request;
 }
@@ -81,6 +82,7 @@ std::string RequestSpec::ToString() const {
   std::string text = absl::StrCat("family ", family, " prompt ", prompt, " twist ", twist, " max_tokens ", max_tokens,
                                   " choices ", choices, " style ", style, " seed ", seed, " logits_last ", logits_last,
                                   " prompt_logprobs ", prompt_logprobs, " tenant ", tenant);
+  if (pooling != requests::Pooling::kNone) absl::StrAppend(&text, " pooling ", static_cast<int>(pooling));
   if (!use_prefix_cache) absl::StrAppend(&text, " without prefix cache");
   if (after >= 0) absl::StrAppend(&text, " after ", after_tokens, " tokens of request ", after);
   if (cancel_after >= 0) absl::StrAppend(&text, " cancelled after ", cancel_after, " tokens");
@@ -157,6 +159,18 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   }
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
+  Dice vectors(seed ^ 0x9001ed);
+  for (int i = vectors.Of(0, 2); i > 0; --i) {
+    RequestSpec request;
+    request.family = vectors.Of(0, 1);
+    request.prompt = vectors.Of(1, kLongestPrompt);
+    request.twist = vectors.Of(0, 3);
+    request.max_tokens = 0;
+    request.after = 0;
+    request.after_tokens = 1;
+    request.pooling = static_cast<requests::Pooling>(vectors.Of(1, 3));
+    scenario.requests.push_back(request);
+  }
   return scenario;
 }
 

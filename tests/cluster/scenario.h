@@ -38,6 +38,7 @@ struct RequestSpec {
   int seed = 0;
   int logits_last = 0;
   int prompt_logprobs = -1;
+  requests::Pooling pooling = requests::Pooling::kNone;
   bool use_prefix_cache = true;
   int tenant = 0;
   int after = -1;  // submitted once request `after` has given `after_tokens`; -1: at once

@@ -172,8 +172,8 @@ ScenarioRunner::Choice ScenarioRunner::RunAlone(const Alone& which, const Reques
   const auto done = Generate(AloneEngine(which), std::move(request));
   DT_CHECK(done.ok(), std::string(done.status().message()), " ", spec.ToString());
   const cli::CollectingSink& sink = **done;
-  return {sink.choices()[0].tokens, sink.choices()[0].logits, sink.choices()[0].logprobs, sink.prompt_logprobs(),
-          sink.prompt_logits()};
+  return {sink.choices()[0].tokens, sink.choices()[0].logits, sink.choices()[0].logprobs,
+          sink.prompt_logprobs(),   sink.prompt_logits(),     sink.pooled()};
 }
 
 std::string ScenarioRunner::CompareChoice(const Choice& alone, const cli::CollectingSink& sink, int index,
@@ -183,6 +183,8 @@ std::string ScenarioRunner::CompareChoice(const Choice& alone, const cli::Collec
   if (index == 0 && !(cancelled && sink.prompt_logits().empty()))
     if (std::string bits = DifferentBits(sink.prompt_logits(), alone.prompt_logits); !bits.empty())
       return "prompt logits: " + bits;
+  if (index == 0 && !cancelled)
+    if (std::string bits = DifferentBits(sink.pooled(), alone.pooled); !bits.empty()) return "pooled: " + bits;
   if (index == 0 && !cancelled && sink.prompt_logprobs() != alone.prompt_logprobs)
     return "prompt log probabilities differ";
   if (choice.tokens.size() > alone.tokens.size() || (!cancelled && choice.tokens.size() < alone.tokens.size()))

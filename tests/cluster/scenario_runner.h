@@ -43,7 +43,7 @@ class ScenarioRunner {
     std::vector<TokenId> tokens;
     std::vector<std::vector<float>> logits;
     std::vector<proto::PositionLogprobs> logprobs, prompt_logprobs;
-    std::vector<float> prompt_logits;
+    std::vector<float> prompt_logits, pooled;
   };
   using Alone = std::tuple<TinyModelKind, bool, DType>;
 

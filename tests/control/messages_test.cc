@@ -194,6 +194,7 @@ requests::GenerationRequest GoodRequest() {
   request.stop_token_ids = {2};
   request.prompt_logprobs = 0;
   request.call = 9;
+  request.pooling = requests::Pooling::kCls;
   request.use_prefix_cache = false;
   return request;
 }
@@ -235,6 +236,7 @@ TEST(ControlMessages, AGenerationRequestSurvivesTheWire) {
   EXPECT_EQ(read->prompt_logprobs, 0);
   EXPECT_EQ(read->priority, -3);
   EXPECT_EQ(read->call, 9u);
+  EXPECT_EQ(read->pooling, requests::Pooling::kCls);
   EXPECT_FALSE(read->use_prefix_cache);
   v1::GenerationRequest again;
   ToProto(*read, again);
@@ -251,6 +253,7 @@ TEST(ControlMessages, EveryBadFieldOfAGenerationRequestIsNamed) {
       {"min_tokens", [](auto& r) { r.set_min_tokens(1u << 31); }},
       {"prompt_logprobs", [](auto& r) { r.set_prompt_logprobs(65); }},
       {"logits_last", [](auto& r) { r.set_logits_last(4); }},
+      {"pooling", [](auto& r) { r.set_pooling(4); }},
       {"tenant", [](auto& r) { r.set_tenant(std::string(1025, 'a')); }},
       {"sampling", [](auto& r) { r.mutable_sampling()->set_temperature(NAN); }},
       {"sampling.temperature", [](auto& r) { r.mutable_sampling()->set_temperature(-1); }},

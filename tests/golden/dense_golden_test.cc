@@ -150,6 +150,29 @@ TEST_P(DenseGolden, TheResidualStreamAfterEachLayerIsTheReferences) {
   EXPECT_TRUE(golden_.tensors.contains("hidden.3"));
 }
 
+TEST_P(DenseGolden, VectorsArePooledFromTheReferencesHiddenStates) {
+  Served run = Start(), shown = Start(static_cast<int>(Start().model->config().layers.size()));
+  const auto pooled = [&](requests::Pooling pooling) {
+    requests::GenerationRequest request = GreedyRequest(golden_.prompt, 0);
+    request.pooling = pooling;
+    const auto done = Generate(*run.cluster, std::move(request));
+    EXPECT_TRUE(done.ok()) << done.status();
+    return done.ok() ? (*done)->pooled() : std::vector<float>();
+  };
+  const size_t layers = run.model->config().layers.size();
+  const Matrix& reference = golden_.tensors[absl::StrCat("hidden.", layers)];
+  EXPECT_LE(RelativeRms(pooled(requests::Pooling::kLast), reference.row(3)), budget_.hidden);
+  // A model whose logits are its hidden states gives those of all positions.
+  const Matrix states = shown.LogitsFrom(golden_.prompt, 0);
+  std::vector<double> sums(states.cols);
+  for (int64_t row = 0; row < states.rows; ++row)
+    for (int64_t i = 0; i < states.cols; ++i) sums[i] += states.row(row)[i];
+  std::vector<float> mean(states.cols);
+  for (int64_t i = 0; i < states.cols; ++i) mean[i] = static_cast<float>(sums[i] / static_cast<double>(states.rows));
+  EXPECT_LE(RelativeRms(pooled(requests::Pooling::kMean), mean), budget_.hidden);
+  EXPECT_LE(RelativeRms(pooled(requests::Pooling::kCls), states.row(0)), budget_.hidden);
+}
+
 TEST_P(DenseGolden, EveryCertainTokenIsChosenWhenTheReferencesTokensAreGiven) {
   Served run = Start();
   const Matrix& reference = golden_.tensors["step_logits"];

@@ -84,6 +84,10 @@ TEST(StepPlanField, CountsAndRowsAreNotNegative) {
   EXPECT_THAT(Plan([](StepEntry& e) { e.logits_rows = -1; }), HasSubstr("logits_rows is more than the entry's tokens"));
   EXPECT_THAT(Plan([](StepEntry& e) { e.logits_rows = 6; }), HasSubstr("logits_rows is more than the entry's tokens"));
   EXPECT_EQ(Plan([](StepEntry& e) { e.logits_rows = 5; }), "accepted");
+  EXPECT_EQ(Plan([](StepEntry& e) { e.pool_first = 0, e.pool_rows = 5; }), "accepted");
+  for (const auto& [first, rows] : {std::pair{-1, 1}, {0, -1}, {0, 6}, {5, 1}, {1, 0x7fffffff}})
+    EXPECT_THAT(Plan([first = first, rows = rows](StepEntry& e) { e.pool_first = first, e.pool_rows = rows; }),
+                HasSubstr("pool_rows are not among the entry's tokens"));
 }
 
 TEST(StepPlanField, LogprobsLieWithinTheLimit) {

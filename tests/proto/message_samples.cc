@@ -55,6 +55,8 @@ StepPlan FullPlan() {
   entry.sample = true;
   entry.prompt_logprobs = 3;
   entry.logits_rows = 2;
+  entry.pool_first = 1;
+  entry.pool_rows = 3;
   entry.next_prompt_token = 9;
   entry.sampling = FullSampling();
   entry.has_lists = true;
@@ -97,6 +99,7 @@ StepResult FullResult() {
   entry.logprobs = SomeLogprobs();
   entry.prompt_logprobs = {SomeLogprobs(), {}};
   entry.logits = {1.5f, -2.0f, 0.0f};
+  entry.pooled = {1, 2, 3, ~uint64_t{0}};
   return StepResult{StepId(77),
                     MicroBatchId(3),
                     StepStatus::kWorkerFailed,

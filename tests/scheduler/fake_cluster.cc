@@ -476,6 +476,10 @@ proto::EntryResult FakeCluster::RunEntry(const proto::StepEntry& entry, WorkerId
     result.logits.push_back(static_cast<float>(position));
     result.logits.push_back(static_cast<float>(entry.tokens[position - entry.ctx_len]));
   }
+  ExactSums pooled;
+  for (int row = entry.pool_first; row < entry.pool_first + entry.pool_rows; ++row)
+    pooled.Add(HiddenState(entry.ctx_len + row, entry.tokens[row]));
+  result.pooled = pooled.TakeWords();
   return result;
 }
 
@@ -497,6 +501,8 @@ void FakeCluster::CheckUpdate(Client& client, const GenerationUpdate& update) {
   stream.logits.insert(stream.logits.end(), update.logits.begin(), update.logits.end());
   stream.prompt_logprobs.insert(stream.prompt_logprobs.end(), update.prompt_logprobs.begin(),
                                 update.prompt_logprobs.end());
+  if (!update.pooled.empty() && !stream.pooled.empty()) Violate("the vector came twice");
+  if (!update.pooled.empty()) stream.pooled = update.pooled;
   if (!update.prompt_logits.empty() && !stream.prompt_logits.empty()) Violate("prompt logits came twice");
   stream.prompt_logits.insert(stream.prompt_logits.end(), update.prompt_logits.begin(), update.prompt_logits.end());
   if (update.prompt_tokens != static_cast<int>(client.request->prompt.size())) Violate("prompt_tokens is missing");

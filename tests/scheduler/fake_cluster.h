@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/exact_sums.h"
 #include "scheduler/core/scheduler.h"
 #include "tests/scheduler/fake_workers.h"
 
@@ -48,6 +49,7 @@ struct Stream {
   std::vector<TokenId> tokens;
   std::vector<proto::PositionLogprobs> prompt_logprobs;
   std::vector<float> prompt_logits;
+  std::vector<float> pooled;
   std::vector<std::vector<float>> logits;
   bool finished = false;
   FinishReason reason = FinishReason::kStop;
@@ -58,6 +60,11 @@ struct Stream {
   int64_t queued_us = 0;
   absl::Time first_token, end;
 };
+
+// Of the token at a position: what pooling averages.
+inline std::vector<float> HiddenState(Position position, TokenId token) {
+  return {static_cast<float>(position), static_cast<float>(token), static_cast<float>(position % 7) * 0.1f};
+}
 
 class FakeCluster {
  public:

@@ -139,6 +139,26 @@ TEST(PrefillGroup, WhatTheClientAsksOfThePromptComesFromAllRanks) {
   ExpectClean(cluster);
 }
 
+TEST(PrefillGroup, TheVectorOfAPromptComesFromAllRanks) {
+  for (const requests::Pooling pooling :
+       {requests::Pooling::kMean, requests::Pooling::kLast, requests::Pooling::kCls}) {
+    FakeCluster cluster(GroupCluster(3));
+    GenerationRequest request = Ask(1500, 0);
+    request.pooling = pooling;
+    const RequestId id = cluster.Submit(request);
+    cluster.FailRank(1, proto::StepStatus::kWorkerUnreachable);
+    cluster.RunUntilIdle();
+    ExactSums expected;
+    const Position begin = pooling == requests::Pooling::kLast ? 1499 : 0;
+    const Position end = pooling == requests::Pooling::kCls ? 1 : 1500;
+    for (Position at = begin; at < end; ++at) expected.Add(HiddenState(at, request.prompt[at]));
+    EXPECT_EQ(cluster.stream(id).pooled, expected.Mean(end - begin));
+    EXPECT_EQ(cluster.stream(id).reason, FinishReason::kLength);
+    EXPECT_GT(cluster.groups, 0);
+    ExpectClean(cluster);
+  }
+}
+
 TEST(PrefillGroup, IsRepeatedOnceTheGrammarOfItsLastRankIsCompiled) {
   FakeCluster cluster(GroupCluster(3));
   cluster.compiles_grammar = [&](const proto::StepEntry& entry) {

@@ -90,7 +90,20 @@ GenerationRequest SomeRequest(Dice& dice, int most_prompt) {
   if (dice.Coin(3)) request.sampling.repetition_penalty = 1.2f;
   if (dice.Coin(3)) request.sampling.logprobs = 1;
   if (dice.Coin(3)) request.call = static_cast<uint64_t>(dice.Of(1, 4));
+  if (request.sampling.seed % 6 != 0) return request;
+  request.pooling = static_cast<requests::Pooling>(1 + request.sampling.seed / 6 % 3);
+  request.max_tokens = 0;
+  request.choices = 1;
   return request;
+}
+
+std::vector<float> Vector(const GenerationRequest& request) {
+  const auto size = static_cast<Position>(request.prompt.size());
+  const Position begin = request.pooling == requests::Pooling::kLast ? size - 1 : 0;
+  const Position end = request.pooling == requests::Pooling::kCls ? 1 : size;
+  ExactSums sums;
+  for (Position at = begin; at < end; ++at) sums.Add(HiddenState(at, request.prompt[at]));
+  return sums.Mean(end - begin);
 }
 
 // A stream is what the model says, or its beginning if something ended it early.
@@ -121,6 +134,9 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
   }
   EXPECT_EQ(stream.logits.size(), request.logits_of_output ? stream.tokens.size() : 0);
   for (size_t i = 0; i < stream.logits.size(); ++i) EXPECT_EQ(stream.logits[i][0], request.prompt.size() + i - 1);
+  if (request.pooling != requests::Pooling::kNone && stream.reason == FinishReason::kLength)
+    EXPECT_EQ(stream.pooled, Vector(request));
+  if (request.pooling == requests::Pooling::kNone) EXPECT_TRUE(stream.pooled.empty());
   if (choice != 0 || (stream.reason != FinishReason::kLength && stream.tokens.empty())) return;
   if (request.prompt_logprobs >= 0) {
     ASSERT_EQ(stream.prompt_logprobs.size(), request.prompt.size() - 1);

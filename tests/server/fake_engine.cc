@@ -17,6 +17,12 @@ TokenId DefaultNext(const requests::GenerationRequest& request, int choice, int 
   return static_cast<uint8_t>(kText[(offset + index) % kText.size()]);
 }
 
+// What a test can tell from the request: its first and last token, how many there are, and how they are pooled.
+std::vector<float> VectorOf(const requests::GenerationRequest& request) {
+  return {static_cast<float>(request.prompt.front()), static_cast<float>(request.prompt.back()),
+          static_cast<float>(request.prompt.size()), static_cast<float>(request.pooling)};
+}
+
 proto::PositionLogprobs Logprobs(TokenId token, int index, int alternatives) {
   proto::PositionLogprobs position;
   position.chosen = {token, -0.25f - 0.001f * static_cast<float>(index), 1};
@@ -231,6 +237,12 @@ requests::GenerationUpdate FakeEngine::NextOf(Live& live, int choice) {
   if (live.cancelled) {
     update.choice_finished = true;
     update.reason = requests::FinishReason::kCancelled;
+    return update;
+  }
+  if (request.pooling != requests::Pooling::kNone) {
+    update.choice_finished = true;
+    update.reason = requests::FinishReason::kLength;
+    update.pooled = VectorOf(request);
     return update;
   }
   const int index = live.produced[choice]++;

@@ -21,6 +21,8 @@ const std::map<std::string, std::string> kSmallest = {
     {"CountTokens", R"({"messages":[{"role":"user","content":"x"}]})"},
     {"Llama", R"({"prompt":"x"})"},
     {"Infill", R"({"input_prefix":"x"})"},
+    {"Embedding", R"({"input":"x"})"},
+    {"LlamaEmbedding", R"({"content":"x"})"},
     {"ApplyTemplate", R"({"messages":[{"role":"user","content":"x"}]})"},
     {"Tokenize", R"({"prompt":"x"})"},
     {"Detokenize", R"({"tokens":[97]})"}};

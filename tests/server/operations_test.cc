@@ -20,6 +20,8 @@ std::string RequestFor(const Route& route, const std::string& headers) {
       route.id == RouteId::kApplyTemplate)
     return Post(path, R"({"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":1})", headers);
   if (route.id == RouteId::kResponses) return Post(path, R"({"model":"bytes","input":"x"})", headers);
+  if (route.id == RouteId::kEmbeddings) return Post(path, R"({"model":"bytes","input":"x"})", headers);
+  if (route.id == RouteId::kLlamaEmbeddings) return Post(path, R"({"model":"bytes","content":"x"})", headers);
   if (route.id == RouteId::kInfill) return Post(path, R"({"input_prefix":"x","n_predict":1})", headers);
   if (route.id == RouteId::kDetokenize) return Post(path, R"({"tokens":[97]})", headers);
   return Post(path, R"({"model":"bytes","prompt":"x"})", headers);
@@ -85,7 +87,7 @@ TEST(Routes, GiveTheLengthThatTheKvCachesHoldNow) {
 TEST(Routes, OfOtherServersAreRefusedByName) {
   TestServer test;
   for (const auto& [request, words] :
-       std::vector<std::pair<std::string, std::string>>{{Post("/v1/embeddings", R"({"input":"x"})"), "Embeddings"},
+       std::vector<std::pair<std::string, std::string>>{{Post("/pooling", R"({"input":"x"})"), "/v1/embeddings"},
                                                         {Post("/v1/rerank", "{}"), "ranked"},
                                                         {Post("/v1/audio/speech", "{}"), "text only"},
                                                         {Get("/v1/responses/resp_1"), "keeps nothing"},

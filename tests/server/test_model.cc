@@ -45,6 +45,7 @@ std::shared_ptr<ServedModel> TestModel(int max_model_len, const std::vector<std:
   served->calls = &HermesFormat();
   served->max_model_len = max_model_len;
   served->vocab_size = served->tokenizer->vocab_size();
+  served->hidden_size = 4;
   served->end_token_ids = {kEos};
   served->created = 1700000000;
   return served;

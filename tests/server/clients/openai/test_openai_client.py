@@ -1,5 +1,6 @@
 """What users of the official client see. Nothing here depends on which model is served."""
 
+import array
 import asyncio
 import time
 import urllib.request
@@ -206,3 +207,39 @@ def test_many_at_once(base_url, model):
             return await asyncio.gather(*(ask(i) for i in range(32)))
 
     assert len(asyncio.run(run())) == 32
+
+
+def in_f32(values):
+    """Numbers in JSON have as many digits as their floats need."""
+    return array.array("f", values).tolist()
+
+
+def test_embeddings_are_vectors_of_length_one(client, model):
+    texts = ["Once upon a time", "there was a little girl.", "Once upon a time"]
+    result = client.embeddings.create(model=model, input=texts, encoding_format="float")
+    vectors = [data.embedding for data in result.data]
+    assert [data.index for data in result.data] == [0, 1, 2]
+    for vector in vectors:
+        assert abs(sum(value * value for value in vector) - 1) < 1e-5
+    assert vectors[0] == vectors[2] and vectors[0] != vectors[1]
+    assert result.usage.prompt_tokens == result.usage.total_tokens > 0
+    # The client asks for base64 unless it is told otherwise, and reads it.
+    unasked = client.embeddings.create(model=model, input=texts).data
+    assert [in_f32(data.embedding) for data in unasked] == [in_f32(vector) for vector in vectors]
+
+
+def test_embeddings_of_fewer_dimensions(client, model):
+    full = client.embeddings.create(model=model, input=[1, 2, 3], encoding_format="float").data[0].embedding
+    cut = client.embeddings.create(model=model, input=[[1, 2, 3]], dimensions=2, encoding_format="float")
+    length = sum(value * value for value in full[:2]) ** 0.5
+    assert len(cut.data[0].embedding) == 2
+    for ours, value in zip(cut.data[0].embedding, full):
+        assert abs(ours - value / length) < 1e-5
+
+
+def test_embeddings_that_are_refused(client, model):
+    for wrong in (dict(input=""), dict(input=[]), dict(input="x", dimensions=10**6), dict(input="word " * 100_000)):
+        with pytest.raises(openai.BadRequestError):
+            client.embeddings.create(model=model, **wrong)
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="no-such-model", input="x")
