@@ -50,12 +50,21 @@ void AddLimitFlags(CLI::App& command, LimitFlags& flags) {
       ->check(WholeNumber(0, 86400, "0 is never"))
       ->type_name("SECONDS")
       ->group("API");
+  command
+      .add_option(
+          "--request-timeout", flags.request_timeout,
+          "Seconds from a request's arrival to the end of its answer, over HTTP and gRPC: one that takes longer "
+          "ends with 504, an error in its stream, or DEADLINE_EXCEEDED, and its KV is freed. 0: no limit")
+      ->check(WholeNumber(0, 7 * 86400, "0 is no limit"))
+      ->type_name("SECONDS")
+      ->group("API");
 }
 
 absl::Status SetLimits(const LimitFlags& flags, server::HttpServerOptions& options) {
   options.max_connections = flags.max_connections;
   options.max_queued_work = flags.max_queued_work;
   options.stream_keep_alive = std::chrono::seconds(flags.stream_keep_alive);
+  options.request_timeout = std::chrono::seconds(flags.request_timeout);
   DT_ASSIGN_OR_RETURN(options.max_body_bytes, ParseBytes("--max-body-bytes", flags.max_body));
   DT_ASSIGN_OR_RETURN(options.max_unfinished_body_bytes,
                       ParseBytes("--max-unfinished-body-bytes", flags.max_unfinished_bodies));
@@ -65,6 +74,7 @@ absl::Status SetLimits(const LimitFlags& flags, server::HttpServerOptions& optio
 
 absl::Status SetLimits(const LimitFlags& flags, server::GrpcServerOptions& options) {
   DT_ASSIGN_OR_RETURN(options.max_message_bytes, ParseBytes("--max-body-bytes", flags.max_body));
+  options.request_timeout = absl::Seconds(flags.request_timeout);
   DT_ASSIGN_OR_RETURN(options.max_unread_bytes, ParseBytes("--max-unread-grpc-bytes", flags.max_unread_grpc));
   return options.Validate();
 }
@@ -83,7 +93,9 @@ std::vector<std::string> ArgumentsOf(const LimitFlags& flags) {
           "--min-body-rate",
           flags.min_body_rate,
           "--stream-keep-alive",
-          std::to_string(flags.stream_keep_alive)};
+          std::to_string(flags.stream_keep_alive),
+          "--request-timeout",
+          std::to_string(flags.request_timeout)};
 }
 
 }  // namespace dovetail::cli

@@ -13,6 +13,7 @@ namespace dovetail::cli {
 struct LimitFlags {
   int max_connections = 4096, max_queued_work = 256;
   int stream_keep_alive = 10;  // seconds
+  int request_timeout = 0;     // seconds; 0: none
   std::string max_body = "4MiB", max_unfinished_bodies = "256MiB", max_unread_grpc = "256MiB", min_body_rate = "8KiB";
 };
 void AddLimitFlags(CLI::App& command, LimitFlags& flags);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "control/security.h"
 
@@ -75,6 +76,26 @@ void GenerateCall::Cancel() {
   CancelInEngine();
 }
 
+void GenerateCall::LimitTime(absl::Duration limit) {
+  time_limit_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
+                  [weak = weak_from_this(), limit](bool expired) {
+                    if (const auto self = weak.lock(); expired && self != nullptr) self->TimeOut(limit);
+                  });
+}
+
+// Its task, if it waits for one, ends behind it, and changes nothing then.
+void GenerateCall::TimeOut(absl::Duration limit) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_ || last_) return;
+    CancelInEngine();
+    End(grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
+                     absl::StrCat("the request was not finished after ", absl::FormatDuration(limit),
+                                  ", the most that this server gives one (--request-timeout)")));
+  }
+  server_.intake.Cancel(*cancel_);
+}
+
 void GenerateCall::OnUpdate(requests::GenerationUpdate update) {
   std::lock_guard<std::mutex> lock(mutex_);
   account_.Updated(0, update.cached_tokens, update.queued_us, SystemClock().Now());
@@ -106,6 +127,7 @@ void GenerateCall::OnWriteDone(bool ok) {
 }
 
 void GenerateCall::OnDone() {
+  time_limit_.Cancel();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     cancel_->Cancel();

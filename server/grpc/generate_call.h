@@ -1,4 +1,5 @@
 #pragma once
+#include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 
 #include <deque>
@@ -39,6 +40,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
       : server_(server), account_(server.metrics, call), on_end_(std::move(on_end)) {}
 
   void KeepUntilDone(std::shared_ptr<GenerateCall> self) { self_ = std::move(self); }
+  // It ends with DEADLINE_EXCEEDED so long from now, if it has not ended then. Once.
+  void LimitTime(absl::Duration limit);
   const std::shared_ptr<CancelToken>& cancel() const { return cancel_; }  // of its task
 
   // Overload is kResourceExhausted to the client, and says when to come again.
@@ -55,6 +58,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
 
  private:
   // mutex_ held, as for all below.
+  void TimeOut(absl::Duration limit);  // without mutex_
   void LeaveAdmission();
   void Ask(void (engine::Engine::*call)(RequestId));
   void CancelInEngine();
@@ -77,6 +81,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   std::optional<grpc::Status> last_;
   bool settled_ = false, admitted_ = false, writing_ = false, ended_ = false, engine_done_ = false, paused_ = false;
   std::shared_ptr<GenerateCall> self_;
+  grpc::Alarm time_limit_;
 };
 
 }  // namespace dovetail::server

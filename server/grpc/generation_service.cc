@@ -71,6 +71,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     auto call = std::make_shared<GenerateCall>(GenerateCall::Server{engine_, calls_, *intake_, *metrics_, options_.log},
                                                info, [this, key, number] { Forget(key, number); });
     call->KeepUntilDone(call);
+    if (options_.request_timeout > absl::ZeroDuration()) call->LimitTime(options_.request_timeout);
     const absl::Status admitted = tenant.ok() ? Admit(call, key, number) : tenant.status();
     // gRPC keeps its request, which is not const, until the call has ended: what is in it goes with the reading.
     pb::GenerateRequest taken;

@@ -23,7 +23,8 @@ struct GrpcServerOptions {
   // What gRPC may hold of messages that come, on all connections: while it is used up calls end with
   // RESOURCE_EXHAUSTED.
   size_t max_unread_bytes = size_t{256} << 20;
-  int max_num_seqs = 0;  // shown to routers
+  int max_num_seqs = 0;                                   // shown to routers
+  absl::Duration request_timeout = absl::ZeroDuration();  // of a call, from its arrival to its end; 0: no limit
   std::string kv_cache_dtype;
   RequestLogOptions log;
   TraceOptions traces;

@@ -310,8 +310,8 @@ WorkTask ApiHandler::TaskOf(const std::string& tenant, const std::shared_ptr<Exc
             if (!then) return;
             exchange->Post([exchange, then = std::move(then)] {
               exchange->DropBody();
-              if (exchange->gone()) return;
-              exchange->on_gone = nullptr;
+              if (exchange->gone() || exchange->complete()) return;
+              exchange->on_gone = exchange->on_timeout = nullptr;
               then();
             });
           }};
@@ -326,6 +326,11 @@ void ApiHandler::OnWorker(const Route& route, const std::string& tenant, const s
   exchange->on_gone = [this, &route, cancel, &left = *exchange] {  // it calls this
     intake_->Cancel(*cancel);
     CountAnswer(left, route, 499);
+  };
+  exchange->on_timeout = [this, &route, cancel, &late = *exchange] {  // it calls this
+    late.on_gone = nullptr;
+    intake_->Cancel(*cancel);
+    Answer(late, route, ErrorResponse(ToApiError(RequestTimedOut(options_.request_timeout))));
   };
 }
 
@@ -359,6 +364,7 @@ ApiHandler::Continuation ApiHandler::Begin(const Route& route, const std::shared
 }
 
 void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange) {
+  if (options_.request_timeout.count() > 0) exchange->LimitTime(options_.request_timeout);
   RequestContext context;
   context.id = exchange->id();
   context.tenant = TenantOf(route, *exchange);

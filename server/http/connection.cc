@@ -60,6 +60,7 @@ Connection::Connection(asio::ip::tcp::socket socket, int io_thread, const HttpSe
       tls_(tls == nullptr ? nullptr : std::make_unique<TlsSession>(tls, socket_.native_handle())),
       deadline_(socket_.get_executor()),
       quiet_(socket_.get_executor()),
+      request_end_(socket_.get_executor()),
       io_thread_(io_thread),
       options_(options),
       handler_(handler),
@@ -121,6 +122,7 @@ void Connection::Close() {
   body_ = BodyDecoder();
   Disarm();
   quiet_.Stop();
+  request_end_.cancel();
   if (tls_) tls_->SendEnd();
   error_code ignored;
   socket_.close(ignored);
@@ -490,10 +492,11 @@ void Connection::OnAllWritten() {
 void Connection::EndExchange(bool keep_alive) {
   if (const auto exchange = std::move(exchange_)) {
     exchange_.reset();
-    exchange->on_gone = exchange->on_drained = exchange->on_shutdown = nullptr;
+    exchange->on_gone = exchange->on_drained = exchange->on_shutdown = exchange->on_timeout = nullptr;
     owner_.OnExchangeEnded();
   }
   quiet_.Stop();
+  request_end_.cancel();
   if (!keep_alive) return EnterLinger();
   state_ = State::kHead;
   scan_ = HeadScan();
@@ -564,6 +567,17 @@ void Connection::KeepAlive(Exchange* exchange, std::chrono::milliseconds quiet, 
     const auto current = self->exchange_;
     current->StartStream();
     current->Write(frame, 0);
+  });
+}
+
+// The exchange is kept until then, so that another one is not taken for it.
+void Connection::LimitTime(Exchange* exchange, std::chrono::milliseconds limit) {
+  if (exchange != exchange_.get()) return;
+  request_end_.expires_after(limit);
+  request_end_.async_wait([self = shared_from_this(), limited = exchange_](const error_code& error) {
+    if (error || self->exchange_ != limited || limited->complete() || !limited->on_timeout) return;
+    const auto callback = std::exchange(limited->on_timeout, nullptr);
+    callback();
   });
 }
 

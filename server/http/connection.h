@@ -59,6 +59,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void WriteStream(Exchange* exchange, const std::string& frames, int tokens);
   void EndStream(Exchange* exchange);
   void KeepAlive(Exchange* exchange, std::chrono::milliseconds quiet, std::string frame);
+  void LimitTime(Exchange* exchange, std::chrono::milliseconds limit);
   Exchange::Backlog backlog() const;
   int io_thread() const { return io_thread_; }
   void Post(std::function<void()> task);
@@ -104,6 +105,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::unique_ptr<TlsSession> tls_;
   boost::asio::steady_timer deadline_;
   QuietTimer quiet_;
+  boost::asio::steady_timer request_end_;  // of exchange_, where its time has a limit
   uint64_t deadline_serial_ = 0;
   const int io_thread_;
   const HttpServerOptions& options_;

@@ -41,6 +41,10 @@ void Exchange::KeepAlive(std::chrono::milliseconds quiet, std::string frame) {
   if (!gone_ && !complete_) connection_->KeepAlive(this, quiet, std::move(frame));
 }
 
+void Exchange::LimitTime(std::chrono::milliseconds limit) {
+  if (!gone_ && !complete_) connection_->LimitTime(this, limit);
+}
+
 Exchange::Backlog Exchange::backlog() const { return connection_->backlog(); }
 
 void Exchange::Abort() {
@@ -55,7 +59,7 @@ void Exchange::Gone() {
   if (gone_) return;
   gone_ = true;
   const auto callback = std::move(on_gone);
-  on_gone = on_drained = on_shutdown = nullptr;
+  on_gone = on_drained = on_shutdown = on_timeout = nullptr;
   if (!complete_ && callback) callback();
 }
 

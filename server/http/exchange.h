@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -48,6 +49,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   // the stream. Where the client has not read what went out before, nothing is added.
   void KeepAlive(std::chrono::milliseconds quiet, std::string frame);
   bool streaming() const { return streaming_; }
+  // on_timeout is called so long from now, unless the response is complete then. Once for an exchange.
+  void LimitTime(std::chrono::milliseconds limit);
 
   struct Backlog {
     size_t bytes = 0;
@@ -62,8 +65,11 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::function<void()> on_drained;
   // The server wants to end: answer with an error now.
   std::function<void()> on_shutdown;
+  // The time of the request is over: answer with an error now.
+  std::function<void()> on_timeout;
   bool gone() const { return gone_; }
-  void Abort();  // drops the connection
+  bool complete() const { return complete_; }  // nothing more can be answered
+  void Abort();                                // drops the connection
 
   void Post(std::function<void()> task);  // runs it on the I/O thread; from any thread
 

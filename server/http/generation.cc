@@ -83,6 +83,7 @@ void Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
   exchange_->on_gone = [self] { self->OnGone(); };
   exchange_->on_drained = [self] { self->OnDrained(); };
   exchange_->on_shutdown = [self] { self->OnShutdown(); };
+  exchange_->on_timeout = [self] { self->OnTimeout(); };
   if (response_.spec().stream && options_.stream_keep_alive.count() > 0)
     exchange_->KeepAlive(options_.stream_keep_alive, kKeepAliveFrame);
 }
@@ -177,10 +178,14 @@ void Generation::OnGone() {
   Finish();
 }
 
-void Generation::OnShutdown() {
+void Generation::OnShutdown() { EndWith(absl::UnavailableError("the server is shutting down")); }
+
+void Generation::OnTimeout() { EndWith(RequestTimedOut(options_.request_timeout)); }
+
+void Generation::EndWith(const absl::Status& why) {
   if (exchange_ == nullptr) return;
   GenerationResponse::Effects effects;
-  effects.frames = response_.Fail(absl::UnavailableError("the server is shutting down"));
+  effects.frames = response_.Fail(why);
   effects.done = true;
   Show(effects);
 }
@@ -204,7 +209,7 @@ void Generation::Finish() {
   std::vector<RequestEnd> ends;
   for (size_t p = 0; p < prompts_.size(); ++p) ends.push_back(EndOf(static_cast<int>(p)));
   account_.Finish(std::to_string(answered_), ends, now);
-  exchange_->on_gone = exchange_->on_drained = exchange_->on_shutdown = nullptr;
+  exchange_->on_gone = exchange_->on_drained = exchange_->on_shutdown = exchange_->on_timeout = nullptr;
   exchange_.reset();
 }
 

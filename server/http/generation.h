@@ -58,6 +58,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnDrained();
   void OnGone();
   void OnShutdown();
+  void OnTimeout();
+  void EndWith(const absl::Status& why);
   void CancelInEngine();
   void Finish();  // the response is complete or will never be: settle the accounts and let go
   RequestEnd EndOf(int prompt) const;

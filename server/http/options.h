@@ -65,6 +65,8 @@ struct HttpServerOptions {
   // A stream that has brought nothing for so long, or has not begun, brings a comment; 0: never. Until the first one a
   // request that fails gets its own status.
   std::chrono::milliseconds stream_keep_alive{10'000};
+  // From the arrival of a generating request's body to the end of its answer; 0: no limit.
+  std::chrono::milliseconds request_timeout{0};
   int socket_send_buffer_bytes = 64 * 1024;  // the kernel's share; 0: its default
 
   std::string version = kVersion;

@@ -1,5 +1,7 @@
 #include "server/http/responses.h"
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "server/openai/messages_answer.h"
 
 namespace dovetail::server {
@@ -12,7 +14,9 @@ HttpResponse ErrorResponse(const ApiError& error) {
   if (error.http_status == 429 || error.http_status == 503)
     response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s > 0 ? error.retry_after_s : 1));
   if (error.http_status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
-  if (error.http_status == 500 || error.http_status == 501) response.headers.emplace_back("x-should-retry", "false");
+  // What failed, is not there, or took its whole time would do so again.
+  if (error.http_status == 500 || error.http_status == 501 || error.http_status == 504)
+    response.headers.emplace_back("x-should-retry", "false");
   return response;
 }
 
@@ -33,6 +37,12 @@ HttpResponse ErrorResponse(const absl::Status& status, int overload_status, int 
 
 void ShapeError(AnswerShape shape, HttpResponse& response) {
   if (shape == AnswerShape::kMessages && response.error) response.body = MessagesErrorBody(*response.error);
+}
+
+absl::Status RequestTimedOut(std::chrono::milliseconds limit) {
+  return absl::DeadlineExceededError(
+      absl::StrCat("The request was not finished after ", absl::FormatDuration(absl::FromChrono(limit)),
+                   ", the most that this server gives one (--request-timeout); ask for less, or for fewer tokens."));
 }
 
 HttpResponse JsonResponse(std::string body) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <string>
 
 #include "base/status.h"
@@ -9,10 +10,13 @@
 namespace dovetail::server {
 
 // The envelope, and the headers that clients' retry logic reads: Retry-After on 429 and 503, x-should-retry: false on
-// 500 and 501. Pure.
+// 500, 501 and 504. Pure.
 HttpResponse ErrorResponse(const ApiError& error);
 HttpResponse ErrorResponse(int status, const std::string& type, const std::string& message,
                            const std::string& code = "");
+// kDeadlineExceeded: what a request is told whose time is over.
+absl::Status RequestTimedOut(std::chrono::milliseconds limit);
+
 HttpResponse JsonResponse(std::string body);
 // An error as the API of `shape` says it; anything else stays as it is.
 void ShapeError(AnswerShape shape, HttpResponse& response);

@@ -96,6 +96,11 @@ ApiError ToApiError(const absl::Status& status, int overload_status) {
       error.code = "unavailable";
       error.retry_after_s = 5;
       break;
+    case absl::StatusCode::kDeadlineExceeded:
+      error.http_status = 504;
+      error.type = "timeout_error";
+      error.code = "request_timeout";
+      break;
     default:
       error.http_status = 500;
       error.type = "server_error";

@@ -30,7 +30,7 @@ absl::Status ContextExceeded(const std::string& param, int64_t n_prompt_tokens, 
 absl::Status UnknownModel(const std::string& name);
 
 // kInvalidArgument and kOutOfRange 400, kUnauthenticated 401, kNotFound 404, kAborted 429 (a tenant's own limit),
-// kResourceExhausted `overload_status`, kUnavailable 503,
+// kResourceExhausted `overload_status`, kUnavailable 503, kDeadlineExceeded 504 (a request's time is over),
 // else 500 with a fixed text: what an internal error says (paths, addresses) never leaves the process.
 ApiError ToApiError(const absl::Status& status, int overload_status = 503);
 

@@ -113,6 +113,7 @@ std::string TypeOf(int status) {
     case 413: return "request_too_large";
     case 429: return "rate_limit_error";
     case 503: return "overloaded_error";
+    case 504: return "timeout_error";
     default: return status >= 500 ? "api_error" : "invalid_request_error";
   }
 }

@@ -70,6 +70,7 @@ class GrpcQueue : public testing::Test {
     GrpcServerOptions options;
     options.listen = "127.0.0.1:0";
     options.api_keys = keys;
+    options.request_timeout = request_timeout_;
     auto started = GrpcServer::Start(options, model, engine_.get(), intake_,
                                      std::make_shared<ServerMetrics>(ServerMetrics::Info{.model_name = "m"}));
     ASSERT_TRUE(started.ok()) << started.status();
@@ -104,6 +105,7 @@ class GrpcQueue : public testing::Test {
   }
 
   std::unique_ptr<FakeEngine> engine_ = std::make_unique<FakeEngine>();
+  absl::Duration request_timeout_;
   std::shared_ptr<Intake> intake_;
   std::optional<HttpServer> http_;
   std::unique_ptr<GrpcServer> grpc_;  // ends first
@@ -147,6 +149,39 @@ TEST_F(GrpcQueue, ACallWhoseDeadlinePassesWhileItWaitsIsNeverRead) {
   Call late(*stub_, "late", "", std::chrono::seconds(1));
   ASSERT_TRUE(Waiting(1));
   EXPECT_EQ(late.End().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Waiting(0));
+  EXPECT_FALSE(RunNext());
+}
+
+TEST_F(GrpcQueue, ACallWhoseDeadlinePassesWhileItRunsIsCancelled) {
+  FakeEngineOptions options;
+  options.manual = true;
+  engine_ = std::make_unique<FakeEngine>(options);
+  Start({}, {}, 4096, /*threads=*/1);
+  Call late(*stub_, "late", "", std::chrono::seconds(1));
+  EXPECT_EQ(late.End().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(engine_->WaitFor([](const FakeEngine::Log& log) { return log.cancelled == 1; }));
+}
+
+TEST_F(GrpcQueue, ACallMayTakeNoLongerThanTheServerAllows) {
+  FakeEngineOptions options;
+  options.manual = true;
+  engine_ = std::make_unique<FakeEngine>(options);
+  request_timeout_ = absl::Milliseconds(300);
+  Start({}, {}, 4096, /*threads=*/1);
+  const auto running = Ask("running");
+  ASSERT_TRUE(engine_->WaitFor([](const FakeEngine::Log& log) { return log.submitted.size() == 1; }));
+  const grpc::Status status = running->End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_THAT(status.error_message(), HasSubstr("--request-timeout"));
+  EXPECT_TRUE(engine_->WaitFor([](const FakeEngine::Log& log) { return log.cancelled == 1; }));
+}
+
+TEST_F(GrpcQueue, ACallThatWaitsLongerThanTheServerAllowsIsNeverRead) {
+  request_timeout_ = absl::Milliseconds(300);
+  Start();
+  const auto waits = Ask("waits");
+  EXPECT_EQ(waits->End().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_TRUE(Waiting(0));
   EXPECT_FALSE(RunNext());
 }

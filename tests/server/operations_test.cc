@@ -178,6 +178,85 @@ TEST(Overload, TheStatusCanBe429) {
             "overloaded");
 }
 
+HttpServerOptions LimitedTo(std::chrono::milliseconds limit) {
+  HttpServerOptions options;
+  options.request_timeout = limit;
+  return options;
+}
+
+FakeEngineOptions WithoutSteps() {
+  FakeEngineOptions options;
+  options.manual = true;
+  return options;
+}
+
+TEST(Timeout, ARequestWhoseTimeIsOverIsA504AndIsCancelled) {
+  TestServer test(WithoutSteps(), LimitedTo(std::chrono::milliseconds(300)));
+  RawClient client(test.port());
+  client.Send(Post("/v1/completions", R"({"prompt":"x"})"));
+  const RawResponse response = client.Read();
+  EXPECT_EQ(response.status, 504) << response.body;
+  const Json error = (*ParseJson(response.body))["error"];
+  EXPECT_EQ(error["type"], "timeout_error");
+  EXPECT_EQ(error["code"], "request_timeout");
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("300ms"));
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("--request-timeout"));
+  EXPECT_EQ(response.headers.at("x-should-retry"), "false");
+  EXPECT_TRUE(test.engine.WaitFor([](const FakeEngine::Log& log) { return log.cancelled == 1; }));
+  // The connection goes on, and the next request has a time of its own.
+  client.Send(Post("/v1/completions", R"({"prompt":"x","max_tokens":1})"));
+  ASSERT_TRUE(test.engine.WaitFor([](const FakeEngine::Log& log) { return log.submitted.size() == 2; }));
+  test.engine.Step(4);
+  EXPECT_EQ(client.Read().status, 200);
+}
+
+TEST(Timeout, AStreamThatHasBegunEndsWithAnErrorFrame) {
+  for (const auto& [path, body, words] :
+       {std::tuple{"/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"stream":true})",
+                   "\"timeout_error\""},
+        {"/v1/messages", R"({"messages":[{"role":"user","content":"x"}],"max_tokens":50,"stream":true})",
+         "event: error"}}) {
+    TestServer test(WithoutSteps(), LimitedTo(std::chrono::milliseconds(700)));
+    RawClient client(test.port());
+    client.Send(Post(path, body));
+    ASSERT_TRUE(test.engine.WaitFor([](const FakeEngine::Log& log) { return log.submitted.size() == 1; }));
+    test.engine.Step();
+    const RawResponse response = client.Read();
+    EXPECT_EQ(response.status, 200);
+    EXPECT_TRUE(response.complete);
+    EXPECT_THAT(response.body, HasSubstr(words));
+    EXPECT_THAT(response.body, HasSubstr("--request-timeout"));
+    EXPECT_THAT(response.body, Not(HasSubstr("[DONE]")));
+    EXPECT_TRUE(test.engine.WaitFor([](const FakeEngine::Log& log) { return log.cancelled == 1; }));
+  }
+}
+
+TEST(Timeout, ARequestThatWaitsToBeReadIsNotReadAnyMore) {
+  FakeEngine engine;
+  const auto intake = std::make_shared<Intake>(/*threads=*/0, WorkLimits{});  // nothing is ever read
+  HttpServer server(TestServer::WithFreePort(LimitedTo(std::chrono::milliseconds(200))), intake);
+  ASSERT_TRUE(server.Start().ok());
+  server.Serve(TestModel(), &engine);
+  RawClient client(server.port());
+  client.Send(Post("/v1/completions", R"({"prompt":"x"})"));
+  EXPECT_EQ(client.Read().status, 504);
+  EXPECT_EQ(intake->queue.waiting(), 0);
+  EXPECT_TRUE(engine.log().submitted.empty());
+}
+
+TEST(Timeout, IsEachRequestsOwnOnAConnection) {
+  constexpr std::chrono::milliseconds kLimit(300);
+  TestServer test(WithoutSteps(), LimitedTo(kLimit));
+  RawClient client(test.port());
+  test.engine.Step();
+  client.Send(Post("/v1/completions", R"({"prompt":"x","max_tokens":1})"));
+  EXPECT_EQ(client.Read().status, 200);
+  const auto begin = std::chrono::steady_clock::now();
+  client.Send(Post("/v1/completions", R"({"prompt":"x","max_tokens":1})"));
+  EXPECT_EQ(client.Read().status, 504);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, kLimit);
+}
+
 TEST(Drain, RunningStreamsFinishAndNewRequestsAreRefused) {
   TestServer test({.manual = true});
   RawClient client(test.port());
