@@ -229,7 +229,11 @@ class RegexChecker {
   // How often, at most; an open end counts as the least.
   absl::StatusOr<int64_t> Quantifier() {
     int64_t times = 1;
-    if (IsOneOf(Peek(), "*+?")) {
+    if (Peek() == '?' && out_.back() == ')') {
+      // xgrammar 0.2.8 takes (ab{1,6})? for a?b{1,6}|nothing.
+      out_ += "{0,1}";
+      ++at_;
+    } else if (IsOneOf(Peek(), "*+?")) {
       out_ += in_[at_++];
     } else if (Peek() == '{') {
       DT_ASSIGN_OR_RETURN(times, Counts());

@@ -55,6 +55,11 @@ TEST(Schemas, TheirSizeIsBounded) {
   EXPECT_EQ(ParamOf(R"({"type":"array","minItems":100000})"), "s.minItems");
 }
 
+TEST(Regexes, AnOptionalGroupIsCounted) {
+  EXPECT_EQ(Regex("a(?:b{2,3}c)?d?").value(), "a(b{2,3}c){0,1}d?");
+  EXPECT_EQ(Regex("(a)??").value(), "(a){0,1}");
+}
+
 TEST(Regexes, WhatIsNotEnforcedIsRefused) {
   for (const char* regex :
        {"",      "(?=a)b", "(?i)a", "(a)\\1", "\\bfoo", "a^b",    "a$b",    "*a",        "a**",
