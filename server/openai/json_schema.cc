@@ -5,9 +5,13 @@
 #include <set>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "server/openai/api_error.h"
 #include "server/openai/field_reader.h"
 #include "server/openai/regex_check.h"
+#include "server/openai/schema_merge.h"
+#include "server/openai/schema_overlap.h"
+#include "server/openai/string_formats.h"
 
 namespace dovetail::server {
 namespace {
@@ -19,7 +23,7 @@ const std::set<std::string> kAnnotations = {"title",    "description", "default"
 const std::map<std::string, std::set<std::string>> kKeywordsOf = {
     {"object", {"properties", "required", "additionalProperties"}},
     {"array", {"items", "minItems", "maxItems", "uniqueItems"}},
-    {"string", {"minLength", "maxLength", "pattern"}},
+    {"string", {"minLength", "maxLength", "pattern", "format"}},
     {"integer", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}},
     {"number", {}},
     {"boolean", {}},
@@ -43,6 +47,7 @@ class SchemaChecker {
       out[definitions_name_] = std::move(definitions);
     }
     DT_RETURN_IF_ERROR(RefuseEndless(out));
+    DT_RETURN_IF_ERROR(RefuseOverlaps(out));
     return out;
   }
 
@@ -71,7 +76,8 @@ class SchemaChecker {
       return BadField(path, "false allows no value");
     }
     if (!schema.is_object()) return BadField(path, "must be a schema (an object), not ", Describe(schema));
-    for (const char* form : {"$ref", "anyOf", "enum", "const"})
+    if (schema.contains("allOf")) return AllOf(schema, path, depth);
+    for (const char* form : {"$ref", "anyOf", "oneOf", "enum", "const"})
       if (schema.contains(form)) return Form(form, schema, path, depth);
     return Typed(schema, path, depth);
   }
@@ -84,10 +90,18 @@ class SchemaChecker {
   absl::StatusOr<Json> Form(const std::string& form, const Json& schema, const std::string& path, int depth) {
     const bool values = form == "enum" || form == "const";
     for (const auto& [key, value] : schema.items())
-      if (key != form && !IsNote(key, schema) && !(values && key == "type"))
-        return BadField(At(path, key), "is not enforced together with ", form);
+      if (key != form && !IsNote(key, schema) && !(values && key == "type")) {
+        if (form != "oneOf") return BadField(At(path, key), "is not enforced together with ", form);
+        if (key != "discriminator")  // which repeats what the alternatives say
+          return BadField(At(path, form), "is not enforced together with ", key);
+      }
     if (form == "$ref") return Reference(schema.at(form), At(path, form));
     if (form == "anyOf") return AnyOf(schema.at(form), At(path, form), depth);
+    if (form == "oneOf") {
+      DT_ASSIGN_OR_RETURN(Json any, AnyOf(schema.at(form), At(path, form), depth));
+      one_of_.emplace_back(At(path, form), any.at("anyOf"));
+      return any;
+    }
     Json list = form == "enum" ? schema.at(form) : Json::array({schema.at(form)});
     if (!list.is_array() || list.empty()) return BadField(At(path, form), "must be an array of at least one value");
     for (const Json& value : list) DT_RETURN_IF_ERROR(Value(value, schema, At(path, form)));
@@ -113,6 +127,42 @@ class SchemaChecker {
       out.push_back(std::move(checked));
     }
     return Json{{"anyOf", std::move(out)}};
+  }
+
+  // What a schema without a form of its own says, behind its references to definitions. Null: a reference to itself.
+  const Json* Resolved(const Json* schema) const {
+    for (int followed = 0; schema->is_object() && schema->contains("$ref"); ++followed) {
+      const std::string target = schema->at("$ref");
+      if (target == "#" || followed > kMaxSchemaDepth) return nullptr;
+      schema = &root_->at(definitions_name_).at(target.substr(target.rfind('/') + 1));
+    }
+    return schema;
+  }
+
+  // Each schema is checked where it stands, and then all of them as one.
+  absl::StatusOr<Json> AllOf(const Json& schema, const std::string& path, int depth) {
+    const Json& list = schema.at("allOf");
+    if (!list.is_array() || list.empty()) return BadField(At(path, "allOf"), "must be an array of at least one schema");
+    Json own = schema;
+    for (const auto& [key, value] : schema.items())
+      if (key == "allOf" || IsNote(key, schema)) own.erase(key);
+    std::vector<SchemaPart> parts;
+    if (!own.empty()) {
+      DT_RETURN_IF_ERROR(Walk(own, path, depth + 1).status());
+      parts.push_back({Resolved(&own), path});
+    }
+    Json only;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string at = At(At(path, "allOf"), std::to_string(i));
+      DT_ASSIGN_OR_RETURN(only, Walk(list[i], at, depth + 1));
+      parts.push_back({Resolved(&list[i]), at});
+    }
+    if (parts.size() == 1) return only;
+    for (const SchemaPart& part : parts)
+      if (part.schema == nullptr || !part.schema->is_object() || part.schema->contains("allOf"))
+        return BadField(part.path, "several schemas of allOf are enforced for plain objects only");
+    DT_ASSIGN_OR_RETURN(const Json merged, MergeObjects(parts));
+    return Typed(merged, path, depth);
   }
 
   static bool IsOfType(const Json& value, const std::string& type) {
@@ -259,12 +309,27 @@ class SchemaChecker {
     DT_RETURN_IF_ERROR(CopyInt(schema, "minLength", 0, kMaxSchemaChars, path, out));
     DT_RETURN_IF_ERROR(CopyInt(schema, "maxLength", 0, kMaxSchemaChars, path, out));
     DT_RETURN_IF_ERROR(InOrder(out, "minLength", "maxLength", path));
+    if (schema.contains("format")) return Format(schema, path, out);
     if (!schema.contains("pattern")) return out;
     const Json& pattern = schema.at("pattern");
     if (out.size() > 1) return BadField(At(path, "pattern"), "is not enforced together with minLength or maxLength");
     if (!pattern.is_string()) return BadField(At(path, "pattern"), "must be a string, not ", Describe(pattern));
     DT_ASSIGN_OR_RETURN(out["pattern"],
                         EnforceableRegex(pattern.get<std::string>(), RegexUse::kInJson, At(path, "pattern")));
+    return out;
+  }
+
+  static absl::StatusOr<Json> Format(const Json& schema, const std::string& path, Json out) {
+    const Json& format = schema.at("format");
+    const std::string at = At(path, "format");
+    if (!format.is_string()) return BadField(at, "must be a string, not ", Describe(format));
+    if (out.size() > 1 || schema.contains("pattern"))
+      return BadField(at, "is not enforced together with pattern, minLength or maxLength");
+    const std::string regex = RegexOfFormat(format.get_ref<const std::string&>());
+    if (regex.empty())
+      return BadField(at, Describe(format), " is not enforced here; leave it out. Enforced are ",
+                      absl::StrJoin(EnforcedFormats(), ", "));
+    DT_ASSIGN_OR_RETURN(out["pattern"], EnforceableRegex(regex, RegexUse::kInJson, at));
     return out;
   }
 
@@ -330,7 +395,25 @@ class SchemaChecker {
     return absl::OkStatus();
   }
 
+  // Of oneOf one alternative alone may hold: they are enforced as those of anyOf where that is sure.
+  absl::Status RefuseOverlaps(const Json& out) const {
+    const SchemaOverlap overlap([&](const std::string& reference) -> const Json* {
+      if (reference == "#") return &out;
+      return &out.at(definitions_name_).at(reference.substr(reference.rfind('/') + 1));
+    });
+    for (const auto& [path, list] : one_of_) {
+      for (size_t a = 0; a < list.size(); ++a)
+        for (size_t b = 0; b < list.size(); ++b)
+          if (a != b && !overlap.Excludes(list[a], list[b]))
+            return BadField(path, "a value of alternative ", a, " may be one of alternative ", b,
+                            " as well, so it is not enforced; use anyOf, or a required property with another const in "
+                            "each");
+    }
+    return absl::OkStatus();
+  }
+
   const std::string param_;
+  std::vector<std::pair<std::string, Json>> one_of_;  // checked alternatives, and where
   const Json* root_ = nullptr;
   std::string definitions_name_;  // "$defs", "definitions" or empty
   int parts_ = 0;

@@ -12,6 +12,7 @@ import sys
 import jsonschema
 
 SEED = 20260101
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
 
 def string(rng):
@@ -37,6 +38,32 @@ def integer(rng):
                        {"minimum": low, "type": "integer", "exclusiveMaximum": low + 1 + rng.randrange(9)}])
 
 
+FORMATS = ["date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6", "hostname", "email"]
+
+
+def formatted(rng):
+    return {"type": "string", "format": rng.choice(FORMATS)}
+
+
+def one_of(rng, depth):
+    """Alternatives of unlike types, or objects told apart by a constant."""
+    if rng.random() < 0.3:
+        return {"oneOf": rng.sample([string(rng), integer(rng), {"type": "null"}, {"type": "boolean"}], 3)}
+    kinds = rng.sample(["cat", "dog", "fish", 7, None], 2 + rng.randrange(3))
+    return {"oneOf": [{"type": "object", "properties": {"kind": {"const": kind}, "more": schema(rng, depth)},
+                       "required": ["kind"]} for kind in kinds]}
+
+
+def all_of(rng, depth):
+    names = rng.sample(["a", "b", "c", "d", "e"], 2 + rng.randrange(4))
+    cut = 1 + rng.randrange(len(names) - 1)
+    parts = [{"properties": {name: schema(rng, depth) for name in part},
+              "required": rng.sample(part, rng.randrange(len(part) + 1))} for part in (names[:cut], names[cut:])]
+    if rng.random() < 0.3:
+        return {"allOf": [schema(rng, depth)]}
+    return {"type": "object", "allOf": parts} if rng.random() < 0.5 else {**parts[0], "allOf": parts[1:]}
+
+
 def value(rng):
     return rng.choice([None, True, False, 0, -17, 123456789, "", "a b", "quote\"d",
                        "back\\slash", "tab\t", "\u00e9\u65e5", "{}"])
@@ -44,11 +71,13 @@ def value(rng):
 
 def schema(rng, depth):
     kinds = [string, integer, lambda r: {"type": rng.choice(["number", "boolean", "null"])},
-             lambda r: {"enum": [value(r) for _ in range(1 + r.randrange(5))]}, lambda r: {"const": value(r)}]
+             lambda r: {"enum": [value(r) for _ in range(1 + r.randrange(5))]}, lambda r: {"const": value(r)},
+             formatted]
     if depth > 0:
-        kinds += [record, record, array, array, mapping, union, lambda r, d: {"type": ["string", "null", "integer"]}]
+        kinds += [record, record, array, array, mapping, union, one_of, all_of,
+                  lambda r, d: {"type": ["string", "null", "integer"]}]
     kind = rng.choice(kinds)
-    return kind(rng, depth - 1) if kinds.index(kind) >= 5 else kind(rng)
+    return kind(rng, depth - 1) if kinds.index(kind) >= 6 else kind(rng)
 
 
 def record(rng, depth):
@@ -99,7 +128,14 @@ def problem_of(text, validator):
     return None
 
 
+def check_formats():
+    """Each format is one that the validator knows, else it would accept anything."""
+    for name in FORMATS:
+        assert not CHECKER.conforms("no! such", name), name
+
+
 def main():
+    check_formats()
     binary, count = sys.argv[1], int(sys.argv[2])
     rng = random.Random(SEED)
     schemas = [rng.choice([schema, schema, with_definitions])(rng, 3) for _ in range(count)]
@@ -113,7 +149,7 @@ def main():
             problems.append((one, answer["error"]))
             continue
         slowest = max(slowest, answer["ms"])
-        validator = jsonschema.Draft202012Validator(one)
+        validator = jsonschema.Draft202012Validator(one, format_checker=CHECKER)
         for text, whole in zip(answer["texts"], answer["complete"]):
             if not whole:
                 cut += 1
