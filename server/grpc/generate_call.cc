@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "control/security.h"
 
@@ -14,27 +13,10 @@ namespace {
 
 constexpr size_t kPauseAtMessages = 128;
 
-grpc::Status ErrorOf(const requests::GenerationUpdate& update) {
-  absl::StatusCode code = update.error_code;
-  if (code == absl::StatusCode::kOk) code = absl::StatusCode::kInternal;
-  // A tenant that has its part of a full queue.
-  if (code == absl::StatusCode::kAborted) code = absl::StatusCode::kResourceExhausted;
-  // What an internal error says (paths, addresses) never leaves the process.
-  if (code == absl::StatusCode::kInternal) return grpc::Status(grpc::StatusCode::INTERNAL, "the generation failed");
-  return grpc::Status(static_cast<grpc::StatusCode>(code), update.error);
-}
-
-bool IsOverload(const absl::Status& status) { return absl::IsResourceExhausted(status) || absl::IsAborted(status); }
-
 }  // namespace
 
 void GenerateCall::Refuse(const absl::Status& status) {
-  absl::Status told = status;
-  if (IsOverload(status)) {
-    const int waiting = server_.engine.stats().scheduler.waiting_requests;
-    const int seconds = server_.intake.admission.RetryAfterSeconds(waiting, SystemClock().Now());
-    told = ResourceExhausted(status.message(), "; try again in ", seconds, " s");
-  }
+  const absl::Status told = ToldRefusal(status, server_);
   std::lock_guard<std::mutex> lock(mutex_);
   End(control::ToGrpc(told));
 }
@@ -42,7 +24,7 @@ void GenerateCall::Refuse(const absl::Status& status) {
 void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (cancel_->cancelled()) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
+    if (cancel()->cancelled()) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
     server_.intake.admission.Began(account_.call().tenant, 1);
     admitted_ = true;
     requests::GenerationRequest& request = prepared.requests.front();
@@ -50,11 +32,14 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
     request.trace = account_.call().trace.context;
     LogRequestBegin(account_.call(), prepared, model, server_.log);
     builder_.emplace(model, std::move(prepared.spec));
+    waiting_tokens_ = static_cast<int64_t>(request.prompt.size());
+    server_.waiting_tokens += waiting_tokens_;
   }
   const auto id = server_.engine.Submit(std::move(prepared.requests.front()), shared_from_this());
   if (!id.ok()) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      HaveBegun();
       LeaveAdmission();
     }
     return Refuse(id.status());
@@ -63,7 +48,7 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
   id_ = *id;
   account_.Submitted(0, SystemClock().Now());
   if (engine_done_) return;
-  if (cancel_->cancelled()) return CancelInEngine();
+  if (cancel()->cancelled()) return CancelInEngine();
   // What updates asked for before the id was known.
   for (const int choice : std::exchange(early_stops_, {})) StopInEngine(choice);
   PauseIfSlow();
@@ -71,7 +56,7 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
 
 // The queue lets go of the task, which ends the call, without a lock.
 void GenerateCall::Cancel() {
-  server_.intake.queue.Cancel(*cancel_);
+  server_.intake.queue.Cancel(*cancel());
   std::lock_guard<std::mutex> lock(mutex_);
   CancelInEngine();
 }
@@ -89,15 +74,14 @@ void GenerateCall::TimeOut(absl::Duration limit) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (ended_ || last_) return;
     CancelInEngine();
-    End(grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
-                     absl::StrCat("the request was not finished after ", absl::FormatDuration(limit),
-                                  ", the most that this server gives one (--request-timeout)")));
+    End(TimedOut(limit));
   }
-  server_.intake.Cancel(*cancel_);
+  server_.intake.Cancel(*cancel());
 }
 
 void GenerateCall::OnUpdate(requests::GenerationUpdate update) {
   std::lock_guard<std::mutex> lock(mutex_);
+  HaveBegun();
   account_.Updated(0, update.cached_tokens, update.queued_us, SystemClock().Now());
   if (update.request_finished) {
     engine_done_ = true;
@@ -130,8 +114,9 @@ void GenerateCall::OnDone() {
   time_limit_.Cancel();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    cancel_->Cancel();
+    cancel()->Cancel();
     CancelInEngine();
+    HaveBegun();
     LeaveAdmission();
   }
   self_.reset();
@@ -141,6 +126,8 @@ void GenerateCall::OnDone() {
 void GenerateCall::LeaveAdmission() {
   if (std::exchange(admitted_, false)) server_.intake.admission.Ended(account_.call().tenant, 1, SystemClock().Now());
 }
+
+void GenerateCall::HaveBegun() { server_.waiting_tokens -= std::exchange(waiting_tokens_, 0); }
 
 void GenerateCall::Ask(void (engine::Engine::*call)(RequestId)) {
   server_.calls.Post([&engine = server_.engine, id = *id_, call] { (engine.*call)(id); });

@@ -10,46 +10,29 @@
 #include <string>
 #include <vector>
 
-#include "base/cancel_token.h"
-#include "engine/engine.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
-#include "server/grpc/engine_calls.h"
+#include "server/grpc/engine_call.h"
 #include "server/grpc/generate_response.h"
-#include "server/http/request_log.h"
 #include "server/metrics/request_account.h"
-#include "server/openai/prepare.h"
-#include "server/work/intake.h"
 
 namespace dovetail::server {
 
 // One Generate call: it waits in the queue until its request is read, then it runs. Kept alive by gRPC until OnDone, by
-// its task and by the engine until the request's end. Exactly one of Refuse and Begin is called. Thread-safe.
+// its task and by the engine until the request's end. Thread-safe.
 class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::GenerateResponse>,
                            public engine::GenerationSink,
+                           public EngineCall,
                            public std::enable_shared_from_this<GenerateCall> {
  public:
-  struct Server {  // outlives the call's task, and gRPC's part of the call
-    engine::Engine& engine;
-    EngineCalls& calls;
-    Intake& intake;
-    ServerMetrics& metrics;
-    const RequestLogOptions& log;
-  };
   // `on_end` is called once, before the client hears of the end; it must not call this object.
   GenerateCall(const Server& server, const CallInfo& call, std::function<void()> on_end)
       : server_(server), account_(server.metrics, call), on_end_(std::move(on_end)) {}
 
   void KeepUntilDone(std::shared_ptr<GenerateCall> self) { self_ = std::move(self); }
-  // It ends with DEADLINE_EXCEEDED so long from now, if it has not ended then. Once.
-  void LimitTime(absl::Duration limit);
-  const std::shared_ptr<CancelToken>& cancel() const { return cancel_; }  // of its task
-
-  // Overload is kResourceExhausted to the client, and says when to come again.
-  void Refuse(const absl::Status& status);
-  void Begin(const ServedModel& model, PreparedGeneration prepared);
-
-  // Drops its task, or cancels in the engine. Not to be called by a sink.
-  void Cancel();
+  void LimitTime(absl::Duration limit) override;
+  void Refuse(const absl::Status& status) override;
+  void Begin(const ServedModel& model, PreparedGeneration prepared) override;
+  void Cancel() override;
 
   void OnUpdate(requests::GenerationUpdate update) override;  // on the engine's thread
   void OnWriteDone(bool ok) override;
@@ -60,6 +43,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   // mutex_ held, as for all below.
   void TimeOut(absl::Duration limit);  // without mutex_
   void LeaveAdmission();
+  void HaveBegun();
   void Ask(void (engine::Engine::*call)(RequestId));
   void CancelInEngine();
   void StopInEngine(int choice);
@@ -71,10 +55,10 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   const Server server_;
   RequestAccount account_;
   const std::function<void()> on_end_;
-  const std::shared_ptr<CancelToken> cancel_ = std::make_shared<CancelToken>();
   std::mutex mutex_;
   std::optional<GenerateResponseBuilder> builder_;
   std::optional<RequestId> id_;
+  int64_t waiting_tokens_ = 0;    // counted in the server's
   std::vector<int> early_stops_;  // choices whose stop string completed before id_ was known
   std::deque<vllm::grpc::engine::GenerateResponse> queue_;
   vllm::grpc::engine::GenerateResponse current_;

@@ -77,4 +77,13 @@ absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const pb::GenerateRequest&
   return prepared;
 }
 
+absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const pb::EmbedRequest& request, const ServedModel& model,
+                                                      const RequestContext& context) {
+  const auto& ids = request.tokenized().input_ids();
+  if (ids.empty()) return InvalidArgument("tokenized.input_ids: is empty");
+  const Json body = {{"model", model.names.front()}, {"input", std::vector<uint32_t>(ids.begin(), ids.end())}};
+  DT_ASSIGN_OR_RETURN(const EmbeddingRequest parsed, ParseEmbeddingRequest(body, model));
+  return Prepare(parsed, model, context);
+}
+
 }  // namespace dovetail::server

@@ -10,4 +10,8 @@ namespace dovetail::server {
 absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const vllm::grpc::engine::GenerateRequest& request,
                                                       const ServedModel& model, const RequestContext& context);
 
+// Likewise what /v1/embeddings would make of it.
+absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const vllm::grpc::engine::EmbedRequest& request,
+                                                      const ServedModel& model, const RequestContext& context);
+
 }  // namespace dovetail::server

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -13,6 +14,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
 #include "control/listening.h"
@@ -21,6 +23,7 @@
 #include "control/spare_descriptors.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/credentials.h"
+#include "server/grpc/embed_call.h"
 #include "server/grpc/engine_calls.h"
 #include "server/grpc/generate_call.h"
 #include "server/grpc/generate_request.h"
@@ -63,24 +66,42 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerWriteReactor<pb::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
                                                            const pb::GenerateRequest* request) override {
-    const auto tenant = Authorize(*context);
-    const CallKey key{tenant.ok() ? *tenant : "", request->request_id().empty() ? RandomId() : request->request_id()};
-    const uint64_t number = NextNumber();
-    const CallInfo info = {key.second, key.first, std::string("/") + kServiceName + "/Generate", SystemClock().Now(),
-                           BeginTrace(options_.traces, TraceparentOf(*context))};
-    auto call = std::make_shared<GenerateCall>(GenerateCall::Server{engine_, calls_, *intake_, *metrics_, options_.log},
-                                               info, [this, key, number] { Forget(key, number); });
+    const Started started = Begun(*context, "Generate", request->request_id());
+    auto call = std::make_shared<GenerateCall>(server_, started.info, started.on_end);
     call->KeepUntilDone(call);
-    if (options_.request_timeout > absl::ZeroDuration()) call->LimitTime(options_.request_timeout);
-    const absl::Status admitted = tenant.ok() ? Admit(call, key, number) : tenant.status();
-    // gRPC keeps its request, which is not const, until the call has ended: what is in it goes with the reading.
-    pb::GenerateRequest taken;
-    taken.Swap(const_cast<pb::GenerateRequest*>(request));
-    if (admitted.ok())
-      Read(call, *context, std::move(taken), key);
-    else
-      call->Refuse(admitted);
-    return call.get();
+    return Run(*call, call, *context, request, started);
+  }
+
+  grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext* context, const pb::EmbedRequest* request,
+                                  pb::EmbedResponse* reply) override {
+    const Started started = Begun(*context, "Embed", request->request_id());
+    auto call = std::make_shared<EmbedCall>(server_, started.info, reply, started.on_end);
+    call->KeepUntilDone(call);
+    return Run(*call, call, *context, request, started);
+  }
+
+  grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context, const pb::NotServed*,
+                                       pb::NotServed*) override {
+    return Unserved(context, "FlushCache",
+                    "the prefix cache drops what is used least by itself; a request's cache_salt keeps it out");
+  }
+  grpc::ServerUnaryReactor* StartProfile(grpc::CallbackServerContext* context, const pb::NotServed*,
+                                         pb::NotServed*) override {
+    return Unserved(context, "StartProfile", kNoProfiler);
+  }
+  grpc::ServerUnaryReactor* StopProfile(grpc::CallbackServerContext* context, const pb::NotServed*,
+                                        pb::NotServed*) override {
+    return Unserved(context, "StopProfile", kNoProfiler);
+  }
+  grpc::ServerWriteReactor<pb::NotServed>* GetTokenizer(grpc::CallbackServerContext*, const pb::NotServed*) override {
+    return new UnservedStream(
+        *metrics_, "GetTokenizer",
+        "tokenizer files are not sent; give the router the model's own, or send text in place of tokens");
+  }
+  grpc::ServerWriteReactor<pb::NotServed>* SubscribeKvEvents(grpc::CallbackServerContext*,
+                                                             const pb::NotServed*) override {
+    return new UnservedStream(*metrics_, "SubscribeKvEvents",
+                              "blocks of the prefix cache are not told one by one; ask GetLoads for cache_hit_rate");
   }
 
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context, const pb::AbortRequest* request,
@@ -148,6 +169,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
       load.set_cache_hit_rate(
           asked == 0 ? 0 : static_cast<double>(stats.scheduler.prefix_hits) / static_cast<double>(asked));
       load.set_max_running_requests(options_.max_num_seqs);
+      load.set_num_waiting_uncached_tokens(static_cast<int32_t>(std::min<int64_t>(waiting_tokens_, INT32_MAX)));
     });
   }
 
@@ -155,14 +177,69 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   using CallKey = std::pair<std::string, std::string>;  // tenant and request id: tenants do not see each other's
   struct Running {
     uint64_t number = 0;
-    std::weak_ptr<GenerateCall> call;
+    std::weak_ptr<EngineCall> call;
   };
+
+  // What a call begins with.
+  struct Started {
+    absl::StatusOr<std::string> tenant;
+    CallKey key;
+    uint64_t number = 0;
+    CallInfo info;
+    std::function<void()> on_end;
+  };
+
+  // A call that is not served, with why.
+  class UnservedStream final : public grpc::ServerWriteReactor<pb::NotServed> {
+   public:
+    UnservedStream(ServerMetrics& metrics, const char* method, const char* why) {
+      metrics.GrpcResponse(method, "UNIMPLEMENTED");
+      Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, absl::StrCat(method, " is not served: ", why)));
+    }
+    void OnDone() override { delete this; }
+  };
+
+  static constexpr const char* kNoProfiler = "there is no profiler; --otlp-traces-endpoint gives traces";
+
+  grpc::ServerUnaryReactor* Unserved(grpc::CallbackServerContext* context, const char* method, const char* why) {
+    metrics_->GrpcResponse(method, "UNIMPLEMENTED");
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, absl::StrCat(method, " is not served: ", why)));
+    return reactor;
+  }
+
+  Started Begun(const grpc::CallbackServerContext& context, const char* method, const std::string& request_id) {
+    Started started{Authorize(context), {}, NextNumber(), {}, {}};
+    started.key = {started.tenant.ok() ? *started.tenant : "", request_id.empty() ? RandomId() : request_id};
+    started.info = {started.key.second, started.key.first, absl::StrCat("/", kServiceName, "/", method),
+                    SystemClock().Now(), BeginTrace(options_.traces, TraceparentOf(context))};
+    started.on_end = [this, key = started.key, number = started.number] { Forget(key, number); };
+    return started;
+  }
+
+  // The reactor again, once the call waits to be read or is refused.
+  template <typename Call, typename Request>
+  Call* Run(Call& reactor, const std::shared_ptr<EngineCall>& call, const grpc::CallbackServerContext& context,
+            const Request* request, const Started& started) {
+    if (options_.request_timeout > absl::ZeroDuration()) call->LimitTime(options_.request_timeout);
+    const absl::Status admitted =
+        started.tenant.ok() ? Admit(call, started.key, started.number) : started.tenant.status();
+    // gRPC keeps its request, which is not const, until the call has ended: what is in it goes with the reading.
+    Request taken;
+    taken.Swap(const_cast<Request*>(request));
+    if (admitted.ok())
+      Read(call, context, std::move(taken), started.key);
+    else
+      call->Refuse(admitted);
+    return &reactor;
+  }
 
   // A call in the queue. However its task ends the call hears of it: one that is dropped was cancelled, or the server
   // stops. Of one thread at a time.
+  template <typename Request>
   class Reading {
    public:
-    Reading(VllmService& service, std::shared_ptr<GenerateCall> call, pb::GenerateRequest request)
+    Reading(VllmService& service, std::shared_ptr<EngineCall> call, Request request)
         : service_(service), call_(std::move(call)), request_(std::move(request)) {
       std::lock_guard<std::mutex> lock(service_.mutex_);
       ++service_.reading_;
@@ -187,8 +264,8 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
    private:
     VllmService& service_;
-    std::shared_ptr<GenerateCall> call_;
-    const pb::GenerateRequest request_;
+    std::shared_ptr<EngineCall> call_;
+    const Request request_;
   };
 
   static std::optional<std::string_view> TraceparentOf(const grpc::CallbackServerContext& context) {
@@ -219,7 +296,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   }
 
   // As over HTTP, what certainly cannot run is refused before it is read.
-  absl::Status Admit(const std::shared_ptr<GenerateCall>& call, const CallKey& key, uint64_t number) {
+  absl::Status Admit(const std::shared_ptr<EngineCall>& call, const CallKey& key, uint64_t number) {
     const engine::EngineStats stats = engine_.stats();
     if (!stats.healthy) return absl::UnavailableError("the engine does not serve; its log says why");
     DT_RETURN_IF_ERROR(intake_->admission.Check(key.first, stats));
@@ -232,8 +309,9 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     return absl::OkStatus();
   }
   // gRPC keeps the context until the call has ended, which the reading does.
-  void Read(const std::shared_ptr<GenerateCall>& call, const grpc::CallbackServerContext& context,
-            pb::GenerateRequest request, const CallKey& key) {
+  template <typename Request>
+  void Read(const std::shared_ptr<EngineCall>& call, const grpc::CallbackServerContext& context, Request request,
+            const CallKey& key) {
     RequestContext prepare;
     prepare.tenant = key.first;
     prepare.id = key.second;
@@ -241,12 +319,12 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     prepare.random_seed = RandomSeed();
     // A message of many short parts takes far more memory than it had bytes.
     const size_t bytes = request.SpaceUsedLong();
-    const auto reading = std::make_shared<Reading>(*this, call, std::move(request));
+    const auto reading = std::make_shared<Reading<Request>>(*this, call, std::move(request));
     WorkTask task{key.first, bytes, call->cancel(), [reading, &context, prepare] { reading->Run(context, prepare); }};
     const absl::Status posted = intake_->queue.TryPost(std::move(task));
     if (!posted.ok()) reading->Refuse(posted);
   }
-  std::shared_ptr<GenerateCall> Find(const CallKey& key) {
+  std::shared_ptr<EngineCall> Find(const CallKey& key) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = running_.find(key);
     return it == running_.end() ? nullptr : it->second.call.lock();
@@ -281,6 +359,8 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   const std::shared_ptr<ServerMetrics> metrics_;
   const absl::Time started_;
   EngineCalls calls_;
+  WaitingTokens waiting_tokens_{0};
+  const EngineCall::Server server_{engine_, calls_, *intake_, *metrics_, options_.log, waiting_tokens_};
   std::mutex mutex_;
   std::condition_variable none_reading_;
   int reading_ = 0;  // calls whose tasks have not ended

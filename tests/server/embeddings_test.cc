@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/openai/embeddings.h"
+#include "server/openai/parameters.h"
 #include "tests/server/test_server.h"
 
 namespace dovetail::server::test {

@@ -324,8 +324,9 @@ TEST(GenerateCallTest, LeavesTheAdmissionOnceTheEngineHasEndedItThoughItsClientH
   ServerMetrics metrics({});
   const RequestLogOptions log;
   bool ended = false;
+  WaitingTokens waiting_tokens{0};
   const auto call =
-      std::make_shared<GenerateCall>(GenerateCall::Server{engine, calls, intake, metrics, log},
+      std::make_shared<GenerateCall>(GenerateCall::Server{engine, calls, intake, metrics, log, waiting_tokens},
                                      CallInfo{"id", "a", "/Generate", absl::Now()}, [&] { ended = true; });
   call->Begin(*model, *std::move(prepared));
   EXPECT_FALSE(intake.admission.Check("a", engine.stats()).ok());

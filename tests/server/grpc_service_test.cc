@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -19,6 +20,8 @@ namespace dovetail::server::test {
 namespace {
 
 namespace pb = vllm::grpc::engine;
+using ::testing::ElementsAre;
+using ::testing::FloatEq;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -93,6 +96,95 @@ TEST(GrpcService, AStopStringThatCompletesBeforeTheIdIsKnownStopsTheChoice) {
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(message.complete().matched_stop_str(), "two");
   EXPECT_EQ(engine.stopped, 1);
+}
+
+TEST(GrpcService, EmbedAnswersTheNormalisedVectorOfTokens) {
+  FakeEngine engine;
+  Client client(&engine);
+  pb::EmbedRequest request;
+  for (const uint32_t id : {3, 4}) request.mutable_tokenized()->add_input_ids(id);
+  pb::EmbedResponse reply;
+  const grpc::Status status = client.stub->Embed(&client.context, request, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(reply.embedding_dim(), 4u);
+  EXPECT_EQ(reply.prompt_tokens(), 2u);
+  // The fake engine's vector: first and last token, their number, and how they are pooled.
+  const double length = std::sqrt(3 * 3 + 4 * 4 + 2 * 2 + 2 * 2);
+  EXPECT_THAT(reply.embedding(),
+              ElementsAre(FloatEq(3 / length), FloatEq(4 / length), FloatEq(2 / length), FloatEq(2 / length)));
+}
+
+TEST(GrpcService, EmbedNamesWhatIsWrong) {
+  FakeEngine engine;
+  {
+    Client client(&engine);
+    pb::EmbedResponse reply;
+    const grpc::Status status = client.stub->Embed(&client.context, {}, &reply);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr("tokenized.input_ids"));
+  }
+  Client client(&engine);
+  pb::EmbedRequest request;
+  request.mutable_tokenized()->add_input_ids(100'000);
+  pb::EmbedResponse reply;
+  const grpc::Status status = client.stub->Embed(&client.context, request, &reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("100000"));
+  EXPECT_TRUE(engine.log().submitted.empty());
+}
+
+TEST(GrpcService, EmbedIsCancelledAtItsDeadline) {
+  FakeEngineOptions options;
+  options.manual = true;
+  FakeEngine engine(options);
+  Client client(&engine);
+  client.context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+  pb::EmbedRequest request;
+  request.mutable_tokenized()->add_input_ids(3);
+  pb::EmbedResponse reply;
+  EXPECT_EQ(client.stub->Embed(&client.context, request, &reply).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(engine.WaitFor([](const FakeEngine::Log& log) { return log.cancelled == 1; }));
+}
+
+TEST(GrpcService, LoadsHaveTheTokensThatTheEngineHasNotBegun) {
+  FakeEngineOptions options;
+  options.manual = true;
+  FakeEngine engine(options);
+  Client client(&engine);
+  pb::GenerateRequest request;
+  for (int i = 0; i < 7; ++i) request.mutable_tokenized()->add_input_ids(3);
+  request.mutable_sampling_params()->set_max_tokens(1);
+  const auto reader = client.stub->Generate(&client.context, request);
+  ASSERT_TRUE(engine.WaitFor([](const FakeEngine::Log& log) { return log.submitted.size() == 1; }));
+  const auto waiting = [&] {
+    grpc::ClientContext context;
+    pb::GetLoadsResponse loads;
+    EXPECT_TRUE(client.stub->GetLoads(&context, {}, &loads).ok());
+    return loads.loads(0).num_waiting_uncached_tokens();
+  };
+  EXPECT_EQ(waiting(), 7);
+  engine.Step(2);
+  pb::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(waiting(), 0);
+}
+
+TEST(GrpcService, WhatIsNotServedSaysWhy) {
+  FakeEngine engine;
+  const auto refused = [&](const auto& call) {
+    Client client(&engine);
+    const grpc::Status status = call(client);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr(" is not served: "));
+  };
+  pb::NotServed reply;
+  refused([&](Client& c) { return c.stub->FlushCache(&c.context, {}, &reply); });
+  refused([&](Client& c) { return c.stub->StartProfile(&c.context, {}, &reply); });
+  refused([&](Client& c) { return c.stub->StopProfile(&c.context, {}, &reply); });
+  refused([&](Client& c) { return c.stub->GetTokenizer(&c.context, {})->Finish(); });
+  refused([&](Client& c) { return c.stub->SubscribeKvEvents(&c.context, {})->Finish(); });
 }
 
 TEST(GrpcService, HealthDoesNotTellWhatIsWrongWithTheEngine) {

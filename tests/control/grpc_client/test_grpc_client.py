@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as service
 
@@ -148,7 +149,26 @@ def test_what_is_wrong_is_named_with_the_right_code(stub):
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
     with pytest.raises(grpc.RpcError) as refused:
         stub.Embed(pb.EmbedRequest(), metadata=METADATA, timeout=20)
-    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    for call in (lambda: stub.FlushCache(common.FlushCacheRequest(), metadata=METADATA, timeout=20),
+                 lambda: list(stub.GetTokenizer(common.GetTokenizerRequest(), metadata=METADATA, timeout=20)),
+                 lambda: list(stub.SubscribeKvEvents(common.SubscribeKvEventsRequest(), metadata=METADATA,
+                                                     timeout=20))):
+        with pytest.raises(grpc.RpcError) as refused:
+            call()
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED and "is not served: " in refused.value.details()
+
+
+def test_a_vector_is_that_of_http(stub, cluster):
+    made = pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=PROMPT))
+    reply = stub.Embed(made, metadata=METADATA, timeout=60)
+    body = json.dumps({"input": PROMPT}).encode()
+    asked = urllib.request.Request(f"http://{cluster['http']}/v1/embeddings", body,
+                                   {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as response:
+        over_http = json.load(response)["data"][0]["embedding"]
+    assert (reply.prompt_tokens, reply.embedding_dim) == (len(PROMPT), len(over_http)) and reply.embedding_dim > 0
+    assert max(abs(ours - theirs) for ours, theirs in zip(reply.embedding, over_http)) < 1e-6
 
 
 def test_abort_ends_a_stream_and_cancelling_one_leaves_nothing_running(stub):

@@ -1,0 +1,60 @@
+#pragma once
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "proto/control/vllm_engine.grpc.pb.h"
+#include "server/grpc/engine_call.h"
+#include "server/metrics/request_account.h"
+
+namespace dovetail::server {
+
+// One Embed call. Kept alive by gRPC until OnDone, by its task and by the engine until the request's end.
+// Threads: thread-safe
+class EmbedCall final : public grpc::ServerUnaryReactor,
+                        public engine::GenerationSink,
+                        public EngineCall,
+                        public std::enable_shared_from_this<EmbedCall> {
+ public:
+  // `reply` is gRPC's, until the call has ended. `on_end` is called once, before the client hears of the end; it must
+  // not call this object.
+  EmbedCall(const Server& server, const CallInfo& call, vllm::grpc::engine::EmbedResponse* reply,
+            std::function<void()> on_end)
+      : server_(server), account_(server.metrics, call), reply_(reply), on_end_(std::move(on_end)) {}
+
+  void KeepUntilDone(std::shared_ptr<EmbedCall> self) { self_ = std::move(self); }
+
+  void LimitTime(absl::Duration limit) override;
+  void Refuse(const absl::Status& status) override;
+  void Begin(const ServedModel& model, PreparedGeneration prepared) override;
+  void Cancel() override;
+
+  void OnUpdate(requests::GenerationUpdate update) override;  // on the engine's thread
+  void OnCancel() override { Cancel(); }
+  void OnDone() override;
+
+ private:
+  // mutex_ held, as for all below.
+  void CancelInEngine();
+  void LeaveAdmission();
+  void HaveBegun();
+  void End(const grpc::Status& status);
+
+  const Server server_;
+  RequestAccount account_;
+  vllm::grpc::engine::EmbedResponse* const reply_;
+  const std::function<void()> on_end_;
+  std::mutex mutex_;
+  std::optional<RequestId> id_;
+  VectorForm form_;
+  int64_t waiting_tokens_ = 0;  // counted in the server's
+  bool admitted_ = false, ended_ = false, engine_done_ = false, submitted_ = false;
+  grpc::Alarm time_limit_;
+  std::shared_ptr<EmbedCall> self_;
+};
+
+}  // namespace dovetail::server
