@@ -184,8 +184,10 @@ absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel
   if (model.tokenizer == nullptr)
     return BadField("messages", "this model has no tokenizer; send token ids to /v1/completions");
   if (!model.chat)
-    return BadField("messages",
-                    "this model has no chat template; use /v1/completions, or start the server with --chat-template");
+    return BadField(
+        "messages",
+        "this model has no chat template; use /v1/completions, or start the server with --chat-template and "
+        "a file or the name of a built-in one, as chatml");
   const Json* messages = reader.Find("messages");
   if (messages == nullptr) return BadField("messages", "is required: an array of {role, content}");
   DT_ASSIGN_OR_RETURN(request.prompt.messages, ParseMessages(*messages));

@@ -123,6 +123,16 @@ TEST(Routes, AnswerWhatClientsExpect) {
   EXPECT_EQ(test.AskJson(Get("/version"))["version"], "0.1.0");
 }
 
+TEST(Routes, AChatWithoutATemplateSaysWhichFlagGivesOne) {
+  auto model = TestModel();
+  model->chat = {};
+  TestServer test({}, {}, model);
+  const Json error =
+      test.AskJson(Post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}]})"), 400)["error"];
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("--chat-template"));
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("chatml"));
+}
+
 TEST(Health, MeansProgress) {
   TestServer test;
   EXPECT_EQ(test.Ask(Get("/health")).status, 200);
