@@ -195,7 +195,8 @@ int AttentionWorkerNode::MoveSlotOf(const Action& action) const {
                                                                   : -1;
 }
 
-// Asked when something has failed. Nothing is wrong with a step then, nor with a move: who loses this worker rebuilds.
+// Asked when something has failed. Nothing is wrong with a step then, nor with a move: peers that lose this worker
+// rebuild.
 bool AttentionWorkerNode::IsLost() {
   health_ = device_.Health();
   return !health_.ok();

@@ -9,7 +9,7 @@
 
 namespace dovetail {
 
-// What a node did and when, for one who wants to see what ran at the same time: the last kMostSpans of it. One thread
+// What a node did and when, to show what ran at the same time: the last kMostSpans of it. One thread
 // writes; reading waits until it has stopped. Recording neither allocates nor locks.
 class Trace {
  public:

@@ -11,7 +11,7 @@ if(DOVETAIL_UCX_ROOT)
                         "FOLDER gets one")
   endif()
   find_package(ucx 1.22 REQUIRED PATHS ${DOVETAIL_UCX_ROOT}/lib/cmake/ucx NO_DEFAULT_PATH)
-  # libuct is found beside the others, by them alone.
+  # libuct lies next to the others, and only they look for it.
   set(CMAKE_BUILD_RPATH ${CMAKE_BUILD_RPATH} ${DOVETAIL_UCX_ROOT}/lib)
   if(DOVETAIL_HAS_CUDA AND EXISTS ${DOVETAIL_UCX_ROOT}/include/ucp/api/device/ucp_device_impl.h)
     set(DOVETAIL_HAS_UCX_DEVICE TRUE)

@@ -581,7 +581,7 @@ std::vector<NodeId> ComputeWorkerNode::Overdue() const {
 }
 
 // A kernel or a send failed: the step ends as failed, whatever state its machine was in. Unless the device is lost:
-// then nothing is wrong with the step, and who loses this worker repeats it.
+// then nothing is wrong with the step, and peers that lose this worker repeat it.
 void ComputeWorkerNode::FailStep(MicroBatchId id, const absl::Status& status) {
   health_ = device_.Health();
   if (!health_.ok()) return;

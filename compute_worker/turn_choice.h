@@ -32,7 +32,7 @@ class TurnChoice {
   bool Takes(const Load& load) const;
 
   // A step that began under `load` has ended well, `ms` after it began, waiting included; `took_turns` is what Takes
-  // said. The first ones behind a change ran beside steps of the other kind and do not count.
+  // said. The first ones after a change ran together with steps of the other kind and do not count.
   void Note(const Load& load, bool took_turns, double ms);
 
  private:

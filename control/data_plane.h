@@ -7,7 +7,8 @@
 
 namespace dovetail::control {
 
-// The data plane of a role as its operator asks for it: what carries tensors, over which devices, and who reaches it.
+// The data plane of a role as its operator asks for it: what carries tensors, over which devices, and which hosts reach
+// it.
 struct DataPlane {
   std::string lanes = "any";  // shm, tcp, rc, any
   std::string devices;        // network devices, comma-separated; empty: those of the way to the scheduler

@@ -9,9 +9,9 @@
 #include "control/messages.h"
 #include "control/security.h"
 
-// Who may call what on the control plane. With mutual TLS a caller's certificate says its roles, as URIs among its
-// subject alternative names: dovetail://role/attention-worker. Without TLS the join token is all there is, and every
-// caller may do everything. Thread-safe.
+// Which callers may call what on the control plane. With mutual TLS a caller's certificate says its roles, as URIs
+// among its subject alternative names: dovetail://role/attention-worker. Without TLS the join token is all there is,
+// and every caller may do everything. Thread-safe.
 
 namespace dovetail::control {
 

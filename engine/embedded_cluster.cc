@@ -209,7 +209,7 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(requests::GenerationRequest re
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return absl::UnavailableError("the engine is stopping");
     if (!lost_.ok()) return absl::UnavailableError(lost_.message());
-    // Who of several tenants gives way in a full queue is the scheduler's to say; this bounds what it has not seen yet.
+    // The scheduler says which of several tenants gives way in a full queue; this bounds what it has not seen yet.
     if (requests_in_system_ >= 2 * options_.scheduler.max_queued_requests + options_.scheduler.max_num_seqs)
       return ResourceExhausted("the queue is full: ", requests_in_system_, " requests are being served or waiting");
     ++requests_in_system_;

@@ -176,7 +176,7 @@ absl::StatusOr<RequestId> RemoteEngine::Submit(requests::GenerationRequest reque
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return absl::UnavailableError("the server is stopping");
     if (!connected_) return absl::UnavailableError("the scheduler cannot be reached");
-    // As in the embedded engine: the scheduler says who gives way in a full queue.
+    // As in the embedded engine: the scheduler says which tenant gives way in a full queue.
     if (static_cast<int>(sinks_.size()) >= 2 * max_queued_requests_ + max_num_seqs_)
       return ResourceExhausted("the queue is full: ", sinks_.size(), " requests are being served or waiting");
     id = RequestId(next_request_++);

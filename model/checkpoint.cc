@@ -220,7 +220,7 @@ class CheckpointBuilder {
                                " as ", View(parts.front().stored.type));
     }
     if (rows != place.stored_rows)
-      return InvalidArgument(What(parts.front()), ": it and the ", parts.size() - 1, " tensors beside it have ", rows,
+      return InvalidArgument(What(parts.front()), ": it and the ", parts.size() - 1, " other tensors have ", rows,
                              " rows, but the config asks for ", place.stored_rows);
     TensorSource source = SourceOf(need, place, parts.front(), *parts.front().type);
     for (size_t i = 1; i < parts.size(); ++i) source.more.push_back(parts[i].bytes);

@@ -179,7 +179,7 @@ struct ModelConfig {
   bool norms_stored_minus_one = false;   // the file holds w of (1 + w)
   bool tie_embeddings = false;           // lm_head is embed
   bool whole_qk_norm = false;            // with qk_norm: over all heads of q and of k together
-  bool gated_attention = false;          // attention's result times a sigmoid of rows beside those of q
+  bool gated_attention = false;          // attention's result times a sigmoid of rows next to those of q
   bool sinks = false;                    // a logit without a value a head, in every layer's softmax
   float logits_scale = 1;                // of the head's output
   std::string tensor_prefix = "model.";  // of the weights' names in a Hugging Face folder

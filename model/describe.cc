@@ -51,7 +51,7 @@ std::string LayersText(const ModelConfig& config) {
     if (layer.kind == LayerKind::kSlidingAttention) kind = absl::StrCat("attention over the last ", layer.window);
     if (layer.kind == LayerKind::kMlpOnly) kind = "MLP only";
     if (layer.rope < 0 && HasAttention(layer.kind)) kind += " without rope";
-    if (layer.kind == LayerKind::kAttentionAndState) kind += " beside a linear state" + StateText(*config.state);
+    if (layer.kind == LayerKind::kAttentionAndState) kind += " with a linear state" + StateText(*config.state);
     if (layer.mlp == MlpKind::kExperts)
       absl::StrAppend(&kind, ", ", config.experts->chosen, " of ", config.experts->experts, " experts");
     if (layer.mlp == MlpKind::kExperts && config.experts->groups > 1)

@@ -31,7 +31,7 @@ struct SoftmaxSpec {
   DType kv = DType::kBF16;  // of stored K and V, and of q, k, v and o on the wire
 
   // Of a linear state seen as attention (AttentionTable::softmax), else as they are here.
-  int gates = 0;            // f32 numbers that a token brings for each head beside k and v
+  int gates = 0;            // f32 numbers that a token brings for each head in addition to k and v
   int blocks_per_head = 1;  // KvBlocks of one head and op for 64 tokens
   int64_t state_bytes = 0;  // on the wire, of a head's state at a multiple of 64 tokens (proto/state_blocks.h)
   int64_t token_bytes = 0;  // on the wire, of one of the tokens since then

@@ -178,7 +178,7 @@ std::string TensorShape::DebugString() const {
   return absl::StrCat(text, "] of ", element_bytes, " bytes");
 }
 
-// Cuts that mean the same are equal: where everybody who holds something holds all of it, the axis says nothing.
+// Cuts that mean the same are equal: where all that hold something hold all of it, the axis says nothing.
 Layout::Layout(const TensorShape& shape, int axis, std::vector<AxisRange> ranges)
     : shape_(shape), axis_(axis), ranges_(std::move(ranges)) {
   const AxisRange whole{0, shape_.axes[axis].size};

@@ -28,7 +28,7 @@ class BadLinks {
 
   // `reporter` says it of its link with `other`. A silent link is reported again as long as it is silent.
   void Note(WorkerId reporter, WorkerId other, bool broken, const std::string& why, absl::Time now);
-  // `reporter` is connected with `other`: a broken link works again once all have said so who called it broken.
+  // `reporter` is connected with `other`: a broken link works again once all that called it broken have said so.
   void Works(WorkerId reporter, WorkerId other);
   // The member has ended, and what was said about it is settled.
   void Forget(WorkerId worker);

@@ -192,7 +192,7 @@ class MembershipService final : public pb::Membership::CallbackService {
   grpc::ServerBidiReactor<pb::WorkerReport, pb::SchedulerOrder>* Attend(grpc::CallbackServerContext* call) override {
     using Session = control::BidiSession<pb::WorkerReport, pb::SchedulerOrder>;
     const auto session = Session::Start(call, kOrderLimits);
-    // Who speaks, from the first report on. Touched by one gRPC callback at a time.
+    // The worker that speaks, from the first report on. Touched by one gRPC callback at a time.
     const auto who = std::make_shared<std::pair<WorkerId, Epoch>>();
     const auto known = std::make_shared<bool>(false);
     // Whether it may speak for that member: a stream that was refused says and ends nothing. Touched on the loop only.

@@ -14,7 +14,7 @@ bool PrefixIndex::Insert(const PrefixKey& key, BlockSetId set, Content content) 
 void PrefixIndex::MarkUseful(BlockSetId set) {
   const auto it = by_set_.find(set);
   if (it == by_set_.end() || it->second.list == kTokens) return;
-  DT_CHECK(!it->second.evictable, "a set that nobody uses is of no use yet");
+  DT_CHECK(!it->second.evictable, "no sequence uses the set yet");
   it->second.list = kUseful;
 }
 
@@ -65,7 +65,7 @@ void PrefixIndex::EvictOldest(List list) { Discard(lists_[list].sets.front().set
 void PrefixIndex::Forget(BlockSetId set) {
   const auto it = by_set_.find(set);
   if (it == by_set_.end()) return;
-  DT_CHECK(!it->second.evictable, "a set that nobody uses does not change");
+  DT_CHECK(!it->second.evictable, "a set that no sequence uses does not change");
   by_key_.erase(it->second.key);
   by_set_.erase(it);
 }

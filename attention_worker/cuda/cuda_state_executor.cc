@@ -87,7 +87,7 @@ absl::Status CudaStateExecutor::Upload(const std::vector<float>& values, BufferP
   if (values.empty()) return absl::OkStatus();
   DT_ASSIGN_OR_RETURN(out, device_.Allocate(values.size() * sizeof(float)));
   DT_RETURN_IF_ERROR(stream_.Copy(out->data(), values.data(), out->size_bytes()));
-  return stream_.SynchronizeStatus();  // the values are somebody else's
+  return stream_.SynchronizeStatus();  // the caller keeps the values
 }
 
 absl::Status CudaStateExecutor::UploadConstants() {

@@ -3,7 +3,7 @@
 // call. Prints medians of microseconds.
 //   state_cuda_bench [DEVICE]
 //   state_cuda_bench --ask [DEVICE]   answers lines like "decode kda 64" and "prefill gdn 1 4096" with microseconds, so
-//                                     that somebody else's kernels can be timed in turn (state_against_fla.py)
+//                                     that the kernels of others can be timed in turn (state_against_fla.py)
 
 #include <algorithm>
 #include <cstdio>

@@ -2,7 +2,7 @@
 // line:
 //   latency  <lanes> <payload> <bytes> <median us one way> <mean us one way>
 //   stream   <lanes> <payload> <bytes> <MB/s> <us CPU per message, both sides>
-// bench/transport/compare runs it beside ucx_perftest.
+// bench/transport/compare runs it in turn with ucx_perftest.
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

@@ -523,7 +523,7 @@ void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector
   }
   EndPrompts(batch, result.status == StepStatus::kOk);
   if (!batch.plan.ranks.empty()) inbox_.End(id, batch.plan.step);
-  // Only what a step to come may ask for: who waits or began with these tokens.
+  // Only what a step to come may ask for: one that waits or began with these tokens.
   batch.last = StepResult{.step = result.step,
                           .micro_batch = id,
                           .status = result.status,

@@ -39,7 +39,7 @@ class PromptScratch {
     // which come where a prefill group is repeated, find nothing here.
     Position seen_from = 0;
     bool in_step = false;
-    uint64_t used = 0;  // when, for who goes first
+    uint64_t used = 0;  // when, to choose which goes first
     std::vector<Segment> segments;
 
     // Whether tokens before `end` have blocks, for all ops.

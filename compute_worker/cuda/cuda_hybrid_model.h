@@ -22,7 +22,7 @@ struct CudaLowRank {
   CudaProjection out;
 };
 
-// What steps of hybrids and experts need beside CudaStep's members; empty where a step has none. f32 unless a
+// What steps of hybrids and experts need in addition to CudaStep's members; empty where a step has none. f32 unless a
 // projection.
 struct CudaHybridWeights {
   using BufferPtr = std::unique_ptr<kernels::Buffer>;

@@ -11,7 +11,7 @@
 namespace dovetail::compute {
 
 // The end of a step on a GPU: final norm, head and draws there, so that only tokens come back. Rows whose logits
-// somebody wants to see, or whose most likely tokens are to be listed, come back whole and are handled on the host.
+// are asked for, or whose most likely tokens are to be listed, come back whole and are handled on the host.
 class CudaTokenSampler final : public TokenSampler {
  public:
   static constexpr int kRowsAtOnce = 256;
@@ -23,7 +23,7 @@ class CudaTokenSampler final : public TokenSampler {
                                                                   kernels::cuda::CudaProduct& product, int most_rows,
                                                                   int micro_batches);
 
-  // Adds the end of a step to its work, if nobody but the device needs its logits, and one chunk holds it. False: it
+  // Adds the end of a step to its work, if only the device needs its logits, and one chunk holds it. False: it
   // was left alone. Upload of parameters included; `residual` is device memory.
   absl::StatusOr<bool> Begin(const proto::StepPlan& plan, const float* residual, MicroBatchId id,
                              kernels::cuda::StepWork& work);

@@ -104,7 +104,7 @@ class RankProcess {
     while (true) {
       if (port_ != nullptr && exchange_ != nullptr && port_->Poll(*exchange_, 64) > 0) continue;
       if (auto line = orders_.Next(absl::Milliseconds(port_ == nullptr ? 100 : 1))) return *std::move(line);
-      if (orders_.closed()) return absl::CancelledError("who started this rank has ended");
+      if (orders_.closed()) return absl::CancelledError("the process that started this rank has ended");
     }
   }
 
@@ -167,7 +167,7 @@ class RankProcess {
   std::unique_ptr<SwitchExchange> exchange_;
 };
 
-// ---- who starts them ----
+// ---- the process that starts them ----
 
 struct Child {
   int rank = 0;

@@ -53,7 +53,7 @@ struct ExchangeRoom {
 
 // The device-driven exchange of layers between a compute worker's GPU and an attention worker's, of one peer: q, k and
 // v go into a slot of the attention worker's GPU memory, o into one of the compute worker's, each followed by a number
-// (kernels/cuda/exchange/exchange_args.h). One slot a micro-batch and direction is enough: who sends has always
+// (kernels/cuda/exchange/exchange_args.h). One slot a micro-batch and direction is enough: a sender has always
 // received the answer to what it sent before. Steps are numbered by the frames that begin them, so both sides know the
 // number. Reactor-owned.
 class GpuExchange {
@@ -99,9 +99,9 @@ class GpuExchange {
   Times TimesOf(MicroBatchId id) const;
 
   // The step failed on this host or on the peer's: kernels of either GPU that wait for a message of it, or of an
-  // earlier one of the micro-batch, stop. Waits for nobody.
+  // earlier one of the micro-batch, stop. Does not wait.
   absl::Status EndFailed(MicroBatchId id, StepId step);
-  // The peer is lost: kernels that wait for it stop. Waits for nobody.
+  // The peer is lost: kernels that wait for it stop. Does not wait.
   absl::Status GiveUp();
 
  private:

@@ -27,7 +27,7 @@ absl::Status StatusOf(StepPeers peers, MicroBatchId id, StepId step) {
 int Unanswered(StepPeers peers, MicroBatchId id, StepId step) {
   const auto by_it = [&](const GpuExchange* peer) { return peer->Fetched(id, step) && peer->FailedByPeer(id); };
   const auto late = [&](const GpuExchange* peer) { return by_it(peer) && peer->MissedDeadline(id); };
-  auto it = std::find_if(peers.begin(), peers.end(), late);  // who gave up may have done so for its sake
+  auto it = std::find_if(peers.begin(), peers.end(), late);  // a peer that gave up may have done so for its sake
   if (it == peers.end()) it = std::find_if(peers.begin(), peers.end(), by_it);
   return it == peers.end() ? -1 : static_cast<int>(it - peers.begin());
 }

@@ -38,7 +38,8 @@ enum class GemmType : int32_t { kBF16 = 0, kF16 = 1 };
 
 // y = x w^T (+ y), x [m][k], w [n][k], y [m][n]; x and w of one type, y of that type or f32, sums in f32. Where y has
 // 16 bits, cuBLASLt may round the product before it adds y. With `parts` above 1, y is so many matrices whose sum is
-// the product, of k / parts columns each, for who reads y next to add up (RmsNormLaunch): in f32, no bias, y not added.
+// the product, of k / parts columns each, for the next reader of y to add up (RmsNormLaunch): in f32, no bias, y not
+// added.
 struct GemmCall {
   const void* x;
   const void* w;

@@ -124,7 +124,7 @@ absl::Status GgufFile::OpenOtherParts(const std::filesystem::path& first) {
   if (!stem) {
     return InvalidArgument(name(), ": is the first of ", *count, " parts, so it must be called <name>",
                            absl::StrFormat("-00001-of-%05d.gguf", *count),
-                           " and lie beside the others; give it its name back");
+                           " and lie in the same folder; give it its name back");
   }
   for (int64_t i = 2; i <= *count; ++i) {
     const std::string part = absl::StrFormat("%s-%05d-of-%05d.gguf", *stem, i, *count);

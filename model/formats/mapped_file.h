@@ -10,7 +10,7 @@
 namespace dovetail::model {
 
 // A regular file mapped read-only for as long as the object lives. Immutable, thread-safe.
-// Someone who truncates the file while it is mapped makes readers fault: model files are replaced by renaming, never
+// A process that truncates the file while it is mapped makes readers fault: model files are replaced by renaming, never
 // rewritten in place.
 class MappedFile {
  public:

@@ -49,7 +49,7 @@ struct CutRule {
   TokenId id = 0;
   bool strip_left = false;   // swallows white space before it
   bool strip_right = false;  // swallows white space after it
-  bool single_word = false;  // not beside a letter, digit or underscore
+  bool single_word = false;  // not next to a letter, digit or underscore
 };
 
 struct SpecialIds {

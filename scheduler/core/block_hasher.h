@@ -11,8 +11,8 @@
 
 namespace dovetail::scheduler {
 
-// What the chain of a request begins with: who may share its blocks. The lengths are hashed too, so that no tenant can
-// imitate another.
+// What the chain of a request begins with: which requests may share its blocks. The lengths are hashed too, so that no
+// tenant can imitate another.
 proto::BlockHash ChainSeed(uint64_t model_digest, const std::string& tenant, const std::string& cache_salt);
 
 // The name of the block of exactly kSegmentTokens tokens that follows `previous`.

@@ -107,7 +107,7 @@ absl::Status Invariants::CheckWaiting() const {
   return broken.status();
 }
 
-// Who holds a slot, and what is promised.
+// Which sequences hold a slot, and what is promised.
 absl::Status Invariants::CheckSlots() const {
   const Set<const Sequence*> active(parts_.slots.active().begin(), parts_.slots.active().end());
   if (active.size() != parts_.slots.active().size()) return Internal("a sequence holds two slots");

@@ -8,7 +8,7 @@
 #include "scheduler/core/kv_budget.h"
 #include "scheduler/core/scheduler.h"
 
-// Placements as pure functions of who is there. All satisfy proto::Validate.
+// Placements as pure functions of the workers that are there. All satisfy proto::Validate.
 
 namespace dovetail::scheduler {
 

@@ -66,7 +66,7 @@ void Rotation::EndPeriod() {
   if (next != micro_batches_ && !Compares(trials_[next], now)) {
     micro_batches_ = next;  // nothing speaks against it
   } else if (micro_batches_ > 1 && now.us_per_token > 0 && !Compares(trials_[micro_batches_ - 1], now)) {
-    --micro_batches_;  // nobody knows whether all of them are of use
+    --micro_batches_;  // it is not known whether all of them are of use
   }
 }
 

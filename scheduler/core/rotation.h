@@ -17,7 +17,7 @@ class Rotation {
 
   struct Step {
     StageTimes layer;      // of one layer
-    double total_us = 0;   // from its beginning to its end, other steps beside it
+    double total_us = 0;   // from its beginning to its end, together with other steps
     bool decodes = false;  // none of its sequences reads a prompt
     double sequences = 0;  // of all micro-batches of the compute worker
   };

@@ -20,7 +20,7 @@ struct RotationPlan {
 
 // A cycle takes max(n x busier pool, dense + attention + two hops); n is the smallest number, at most `most`, for which
 // the first is not the smaller: from there on the busier pool never waits, and more would only make batches smaller.
-// Nobody has to be told to wait for the stagger: a pool does one thing at a time, so turns spread by themselves.
+// No step has to be told to wait for the stagger: a pool does one thing at a time, so turns spread by themselves.
 RotationPlan PlanRotation(const StageTimes& times, int most);
 
 }  // namespace dovetail::scheduler

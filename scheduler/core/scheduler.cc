@@ -19,8 +19,8 @@
 
 namespace dovetail::scheduler {
 
-// The parts of the core, and who is asked in which order. A part knows those above it in this list, and none below: it
-// returns what it cannot decide itself.
+// The parts of the core, and in which order they are asked. A part knows those above it in this list, and none below:
+// it returns what it cannot decide itself.
 class SchedulerCore::Impl {
  public:
   Impl(const SchedulerOptions& options, uint64_t seed)

@@ -9,7 +9,7 @@
 
 namespace dovetail::scheduler {
 
-// Who runs: sequences that hold one of the max_num_seqs slots, and slots promised to choices that will be forked. Also
+// What runs: sequences that hold one of the max_num_seqs slots, and slots promised to choices that will be forked. Also
 // which of them gives way to others.
 // Threads: thread-compatible; deterministic.
 class Slots {

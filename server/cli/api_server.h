@@ -68,7 +68,7 @@ class ApiServer {
   const char* scheme() const { return flags_.tls.enabled() ? "https" : "http"; }
   // "smollm2-135m-instruct"; once served.
   const std::string& model_name() const { return name_; }
-  // Prints the lines that say where it listens: who started this process waits for them.
+  // Prints the lines that say where it listens: the process that started this one waits for them.
   void PrintAddresses() const;
 
   // New requests are refused at once; running ones have the time that the flags give them.

@@ -13,7 +13,7 @@
 namespace dovetail::cli {
 namespace {
 
-// Beside KV on a GPU lie a step's tables and whatever CUDA takes later.
+// In addition to KV, a GPU holds a step's tables and whatever CUDA takes later.
 constexpr uint64_t kPercentOfFree = 94;
 constexpr uint64_t kLeastKvBytes = uint64_t{1} << 20;
 

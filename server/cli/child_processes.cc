@@ -27,7 +27,8 @@ namespace {
 
 constexpr absl::Duration kReapPause = absl::Milliseconds(10);
 
-// As this process shows it. Where lines are JSON a child's says who it is, and what is none (a library's) becomes one.
+// As this process shows it. Where lines are JSON a child's says which child it is, and what is none (a library's)
+// becomes one.
 std::string Relayed(const std::string& name, const std::string& line) {
   if (!LogsAsJson()) return absl::StrCat("[", name, "] ", line, "\n");
   if (server::Json::accept(line)) return line + "\n";

@@ -69,9 +69,10 @@ void AddStepTimeoutFlag(CLI::App& command, int& seconds) {
 
 void AddUnlikeWorkersFlag(CLI::App& command, bool& unlike_workers) {
   command
-      .add_flag("--unlike-workers", unlike_workers,
-                "Take compute workers that compute in another way than the first, as on a CPU beside a GPU: a request "
-                "that goes from one to the other may get other tokens [off]")
+      .add_flag(
+          "--unlike-workers", unlike_workers,
+          "Take compute workers that compute in another way than the first, as on a CPU together with a GPU: a request "
+          "that goes from one to the other may get other tokens [off]")
       ->group("Control plane");
 }
 

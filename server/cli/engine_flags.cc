@@ -485,7 +485,7 @@ std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device
 
 namespace {
 
-// Of a GPU's free memory, what its KV cache may take: beside it lie a step's tables and whatever CUDA takes later.
+// Of a GPU's free memory, what its KV cache may take: a step's tables lie there, too, and whatever CUDA takes later.
 uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
   const auto memory = gpu.memory();
   return memory.ok() ? memory->free_bytes / 100 * 94 : 0;

@@ -455,7 +455,7 @@ class Up {
   StopSignal& stop_;
   uint64_t kv_bytes_ = 0;                    // of each attention worker
   uint64_t most_kv_bytes_ = 0;               // of a worker, if memory were no bound; 0: its size was given
-  uint64_t weight_bytes_ = 0;                // on a GPU, with what lies beside them
+  uint64_t weight_bytes_ = 0;                // on a GPU, with what else lies there
   std::string address_;                      // of the scheduler
   std::string http_address_, grpc_address_;  // of the server, once it has listened
   const std::string s_ = flags_.server.api.tls.enabled() ? "s" : "";  // of the schemes

@@ -37,7 +37,7 @@ std::vector<double> TokenBuckets(int max_model_len) {
   }
 }
 
-// Of what somebody else counts from its start.
+// Of what another part counts from its start.
 void Grow(const CounterPair& counter, uint64_t current, uint64_t last) {
   if (current > last) counter.Add(static_cast<double>(current - last));
 }

@@ -103,7 +103,7 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   MiniClusterOptions options = Options();
   options.attention_workers = 3;
   options.scheduler.micro_batches = 2;
-  options.kv_bytes = uint64_t{1} << 20;  // about six hundred tokens each: somebody must be preempted
+  options.kv_bytes = uint64_t{1} << 20;  // about six hundred tokens each: a sequence must be preempted
   const auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
 

@@ -112,10 +112,10 @@ class BadInputTest(unittest.TestCase):
     def test_addresses_that_lead_nowhere_or_to_somebody_else(self):
         with socket.socket() as held:  # bound, not listening
             held.bind(("127.0.0.1", 0))
-            nobody = "127.0.0.1:%d" % held.getsockname()[1]
-            for command in (self.attention(at=("--scheduler", nobody, "--join-timeout", "0")),
-                            ("status", "--scheduler", nobody), ("drain", "one", "--scheduler", nobody)):
-                self.refused(*command, saying=(f"scheduler {nobody}: cannot be reached", "is it running"))
+            silent = "127.0.0.1:%d" % held.getsockname()[1]
+            for command in (self.attention(at=("--scheduler", silent, "--join-timeout", "0")),
+                            ("status", "--scheduler", silent), ("drain", "one", "--scheduler", silent)):
+                self.refused(*command, saying=(f"scheduler {silent}: cannot be reached", "is it running"))
         for address, text in (("127.0.0.1", "is no address; write HOST:PORT"),
                               ("no-such-host.invalid:7100", "the host name is not known; check its spelling")):
             self.refused(*self.attention(at=("--scheduler", address, "--join-timeout", "0")), saying=text)
@@ -130,8 +130,8 @@ class BadInputTest(unittest.TestCase):
         self.refused(*self.attention(name="one"),
                      saying="one: a worker of this name is a member; stop it, or give another --name")
         self.refused(*self.attention(), saying=("the cluster has its 3 members", "raise --max-workers"))
-        self.refused("drain", "nobody", "--scheduler", self.address,
-                     saying="no worker is named nobody; `dovetail status` lists them")
+        self.refused("drain", "unknown", "--scheduler", self.address,
+                     saying="no worker is named unknown; `dovetail status` lists them")
 
     def test_flags_of_a_scheduler_that_contradict_each_other(self):
         self.refused("scheduler", "--listen", "127.0.0.1:0", "--lanes", "shm", "--max-num-batched-tokens", "128",

@@ -34,8 +34,8 @@ def ask(url, limit=60):
             return response.status, json.load(response)
     except urllib.error.HTTPError as refused:
         return refused.code, json.load(refused)
-    except OSError as nobody:  # between two processes that listen there
-        return 0, str(nobody)
+    except OSError as error:  # between two processes that listen there
+        return 0, str(error)
 
 
 def text_of(url):

@@ -124,14 +124,14 @@ class CommandLineTest(unittest.TestCase):
         return last
 
     def test_addresses_that_are_none_or_lead_nowhere_are_named(self):
-        with socket.socket() as held:  # bound, not listening: nobody answers there
+        with socket.socket() as held:  # bound, not listening: no process answers there
             held.bind(("127.0.0.1", 0))
-            nobody = f"127.0.0.1:{held.getsockname()[1]}"
+            silent = f"127.0.0.1:{held.getsockname()[1]}"
             worker = ("attention-worker", "--kv-capacity", "1MiB")
             for arguments, text in (
                     (("status", "--scheduler", "http://x"), "'http://x' is no address; write HOST:PORT"),
-                    (("status", "--scheduler", nobody), f"scheduler {nobody}: cannot be reached; is it running"),
-                    ((*worker, "--scheduler", nobody, "--join-timeout", "0"), f"scheduler {nobody}: cannot be reached"),
+                    (("status", "--scheduler", silent), f"scheduler {silent}: cannot be reached; is it running"),
+                    ((*worker, "--scheduler", silent, "--join-timeout", "0"), f"scheduler {silent}: cannot be reached"),
                     (("attention-worker", "--kv-capacity", "lots"), "--kv-capacity: 'lots' is no size"),
                     ((*worker, "--data-ports", "9-1"), "'9-1' is no range of ports"),
                     (("status", "--tls-cert", "x.pem"), "give all three")):

@@ -296,12 +296,12 @@ void RunBlock(size_t shared) {
     } else if (!pending.empty()) {
       Land(Random() % pending.size());
     } else {
-      if (++stuck > 4) Fail("nobody can go on");
+      if (++stuck > 4) Fail("no thread can go on");
       bool some = false;  // those that only ask barriers, and might have other things to do
       for (int i = 0; i < threads; ++i)
         if (fibers[i].state == Fiber::kPolls) Wake(&fibers[i]), some = true;
       for (uint32_t address : initialised) barriers[address / 8].waiting.clear();
-      if (!some) Fail("nobody can go on");
+      if (!some) Fail("no thread can go on");
     }
   }
   for (const Async& async : pending)

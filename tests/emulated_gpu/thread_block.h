@@ -111,7 +111,7 @@ void BarrierInit(uint32_t bar, uint32_t count);
 void BarrierArrive(uint32_t bar, uint32_t count = 1);
 void BarrierExpect(uint32_t bar, uint32_t bytes, bool arrives);
 bool BarrierTest(uint32_t bar, uint32_t parity, Site at);
-// Copies read their source, which must stay, when they land: at any time before somebody has waited for them. Until
+// Copies read their source, which must stay, when they land: at any time before a thread has waited for them. Until
 // then their destination is full of 0xff bytes.
 void BulkCopy(uint32_t to, const void* from, uint32_t bytes, uint32_t bar);
 void CopyAsync(uint32_t to, const void* from, uint32_t bytes, uint32_t given);

@@ -275,7 +275,7 @@ TEST(CudaEightBits, KAndVInE4M3KeepTheLogitsOfEveryGoldenWithinTheirBudget) {
     ASSERT_TRUE(wide.ok()) << wide.status();
     const size_t first = prompt.size() / 2;
     const double error = RelativeRms(run->LogitsFrom(prompt, first).values, wide->LogitsFrom(prompt, first).values);
-    std::printf("measured %s E4M3 beside bfloat16 %.3g\n", budget.model, error);
+    std::printf("measured %s E4M3 against bfloat16 %.3g\n", budget.model, error);
     EXPECT_LE(error, budget.rounding * kBesideRounding);
     EXPECT_GE(error, budget.rounding / kBesideRounding);
   }

@@ -126,7 +126,7 @@ TEST_P(TalesGolden, APrefixHitRestoresStatesAndKvTogether) {
   other[300] = prompt[300] == 5 ? 6 : 5;
   const auto parted = run(other);
   EXPECT_EQ(parted->cached_tokens(), 256);
-  const auto salted = run(other, "somebody else");
+  const auto salted = run(other, "another tenant");
   EXPECT_EQ(salted->cached_tokens(), 0);
   expect_same_bits(*parted, *salted);
 

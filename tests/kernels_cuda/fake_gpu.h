@@ -11,7 +11,7 @@
 #include "kernels/cuda/backend_abi.h"
 
 // A GPU that exists in a test only: what streams were given runs in any order that streams and events allow, when
-// somebody waits for it or the test says so. One test at a time.
+// a thread waits for it or the test says so. One test at a time.
 
 namespace dovetail::kernels::cuda::testing {
 
@@ -128,7 +128,7 @@ inline void FakeGraphs(Backend& backend) {
 inline Backend FakeBackend() {
   Backend backend{};
   backend.abi = kBackendAbi;
-  backend.error_text = [](int) { return "everybody waits for somebody"; };
+  backend.error_text = [](int) { return "all threads wait for each other"; };
   backend.is_out_of_memory = [](int) { return false; };
   backend.versions = [](int* driver, int* runtime) { return *driver = *runtime = 13000, 0; };
   backend.device_count = [](int* count) { return *count = 1, 0; };

@@ -91,7 +91,7 @@ TEST_F(ApiKeys, AMistakeInAFileIsNamedWithoutTheKey) {
       {Write("long", std::string(1025, 's')), "long line 1: a key must have 1 to 1024 characters"},
       {Write("tenant", "secret-1 a/b\n"), "tenant line 1: a tenant's name has at most 64 characters"},
       {Write("taken", "secret-1 key-0011223344556677\n"), "taken line 1: a tenant cannot be named key-0011"},
-      {Write("nobody", "secret-1 anonymous\n"), "nobody line 1: a tenant cannot be named anonymous"},
+      {Write("anonymous", "secret-1 anonymous\n"), "anonymous line 1: a tenant cannot be named anonymous"},
       {Write("twice", "secret-1 alice\nsecret-1 bob\n"), "one key is given twice, for the tenants 'alice' and 'bob'"},
       {Write("open", "secret-1\n", fs::perms{0602}), "open and so add a key; chmod 600 it"},
   };

@@ -90,11 +90,11 @@ TEST(Load, SlowSendersDoNotSlowStreams) {
   for (int i = 0; i < 2000; ++i)
     ASSERT_TRUE(slow.emplace_back(test.port()).Send("GET /live HTTP/1.1\r\nHost: t\r\nX: "));
   size_t next = 0;
-  const double beside = P99(GapsOfStreams(test, 100, 60, [&] {
+  const double loaded = P99(GapsOfStreams(test, 100, 60, [&] {
     for (int i = 0; i < 50; ++i) slow[next++ % slow.size()].Send("x");
   }));
-  std::printf("p99 gap %.0f ms alone, %.0f ms beside slow senders\n", alone, beside);
-  EXPECT_LT(beside, kSanitized ? 2000 : 500);
+  std::printf("p99 gap %.0f ms alone, %.0f ms with slow senders\n", alone, loaded);
+  EXPECT_LT(loaded, kSanitized ? 2000 : 500);
   EXPECT_EQ(test.Ask(Get("/live")).status, 200);
 }
 

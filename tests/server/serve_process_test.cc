@@ -66,7 +66,7 @@ TEST_F(Serve, ProbesAndRequestsAreAnsweredWhenIdleConnectionsTakeAllDescriptors)
     const auto begin = std::chrono::steady_clock::now();
     EXPECT_EQ(server.Ask(Get(probe)).status, 200) << probe;
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    std::printf("%s beside 160 idle connections: %.3f s\n", probe, took.count());
+    std::printf("%s with 160 idle connections: %.3f s\n", probe, took.count());
     EXPECT_LT(took, std::chrono::seconds(5));  // before: 10 s, the time that a head may take
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // then they have been idle long enough
@@ -412,8 +412,8 @@ TEST_F(Serve, AModelWithoutATokenizerTakesAndGivesTokenIds) {
   EXPECT_EQ(server.Ask(Post("/tokenize", R"({"prompt":"Once"})")).status, 400);
 }
 
-// Templates that never end, come from a file as they might from a model: the chat is refused, and a stream beside it
-// goes on.
+// Templates that never end, come from a file as they might from a model: the chat is refused, and a stream at the same
+// time goes on.
 TEST_F(Serve, AnEndlessTemplateIsRefusedAndOthersGoOn) {
   const std::string path = (dovetail::test::TempFolder() / "endless.jinja").string();
   for (const char* source :

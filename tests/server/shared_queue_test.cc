@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kPromptTokens = 3;
 
-// One sequence runs, three wait. The engine stands still from the beginning until LetGo, with a request of somebody
+// One sequence runs, three wait. The engine stands still from the beginning until LetGo, with a request of another
 // else running; what arrives meanwhile reaches the scheduler in the order of arrival.
 class SharedQueue : public testing::Test {
  protected:

@@ -13,8 +13,8 @@
 
 namespace dovetail::test {
 
-// A device whose memory fails, or which is lost as a whole. Thread-safe, but Alter() must not run beside what uses the
-// memory.
+// A device whose memory fails, or which is lost as a whole. Thread-safe, but Alter() must not run together with what
+// uses the memory.
 class FrailDevice final : public kernels::Device {
  public:
   explicit FrailDevice(std::unique_ptr<kernels::Device> device) : device_(std::move(device)) {}

@@ -1,7 +1,7 @@
 // A node in a process of its own, for tests: peer_process NODE EPOCH LANES.
 // Prints "ADDRESS <hex> <version>"; reads "ADD <node> <epoch> <hex> <version>" lines and prints "ADDED" or the error
 // for each; sends every message back as it came and answers every tensor with a partial of the same bytes. "PUSH <node>
-// <count> <bytes>" sends so many tensors, one a turn, each byte 0xEE, that nobody needs to answer, and prints "PUSHED"
+// <count> <bytes>" sends so many tensors, one a turn, each byte 0xEE, that need no answer, and prints "PUSHED"
 // or the error. Ends when stdin does.
 #include <poll.h>
 #include <unistd.h>

@@ -314,7 +314,7 @@ TEST(UcxHostile, AKeyThatNamesNoRegionDropsThePeerAndNothingElse) {
   const pid_t child = fork();
   if (child == 0) _exit(0);
   waitpid(child, nullptr, 0);
-  const ProcessIdentity here = ThisProcess(), nobody{}, dead{static_cast<uint32_t>(child), 1};
+  const ProcessIdentity here = ThisProcess(), none{}, dead{static_cast<uint32_t>(child), 1};
 
   struct Case {
     ProcessIdentity process;
@@ -325,7 +325,7 @@ TEST(UcxHostile, AKeyThatNamesNoRegionDropsThePeerAndNothingElse) {
   for (const Case& test :
        std::initializer_list<Case>{{here, 999'999, 1 << 20, "has given the region up"},
                                    {dead, (*kept)->descriptor(), 1 << 20, "has ended"},
-                                   {nobody, (*kept)->descriptor(), 1 << 20, "did not say which process it is"},
+                                   {none, (*kept)->descriptor(), 1 << 20, "did not say which process it is"},
                                    {here, static_cast<uint32_t>(pipe_ends[0]), 1 << 20, "is no memory"},
                                    {here, static_cast<uint32_t>(file), 1 << 20, "the region is gone"},
                                    {here, (*kept)->descriptor(), 2 << 20, "more than the region has"},

@@ -79,11 +79,11 @@ struct LinkBytes {
 // over in the order they were sent.
 //
 // UCX finds neither stopped peers nor, for a second or for ever, dead ones on the same host. The port reports a process
-// that ends on its own host at once, and tells who has been silent: that may be a stopped peer, a cut network, or one
-// that is busy and polls its port too seldom, which only the nodes can tell apart.
+// that ends on its own host at once, and tells which peers have been silent: that may be a stopped peer, a cut network,
+// or one that is busy and polls its port too seldom, which only the nodes can tell apart.
 //
 // A peer on shared memory that was removed while its process goes on may be in the middle of a PUT. Its region stays as
-// long as that is so (RetiredRegions) and is nobody else's.
+// long as that is so (RetiredRegions) and belongs to no other.
 //
 // Reactor-owned (Ring aside): one thread at a time, which must keep calling Poll or Wait, since payloads beyond some
 // 100 KiB leave only then. SendMessage and SendTensor also return kUnavailable once the peer has failed,
@@ -121,7 +121,7 @@ class UcxPort final : public Port, public Waiter {
   // The transports that carry data to a peer, as "posix/memory" or "tcp/eth0".
   absl::StatusOr<std::string> LaneOf(NodeId node) const;
 
-  LinkBytes BytesTo(NodeId node) const;  // nothing to who is no peer
+  LinkBytes BytesTo(NodeId node) const;  // nothing if it is no peer
 
   // Peers that failed since the last call. A failed peer is reported once; Wait returns when there is one.
   std::vector<PeerFailure> TakeFailures();
@@ -200,8 +200,8 @@ class UcxPort final : public Port, public Waiter {
   uint32_t polls_of_rings_ = 0;  // since UCX last made progress
   uint32_t vain_wakeups_ = 0;    // of Sleep() by UCX, which has made no progress since
   uint64_t cycles_ = 0;          // at the last look at the clock
-  bool cut_off_ = false;        // no way led to somebody, whose greeting UCX may still want to answer (UcxPeer::Wiring)
-  bool connected_one_ = false;  // since Wait() was called
+  bool cut_off_ = false;         // no way led to a peer, whose greeting UCX may still want to answer (UcxPeer::Wiring)
+  bool connected_one_ = false;   // since Wait() was called
 
   int bell_fd_ = -1;
   int deaths_fd_ = -1;  // an epoll of the peers' processes

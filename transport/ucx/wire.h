@@ -57,8 +57,8 @@ inline void Seal(WireHeader& header) { header.checksum = proto::ChecksumOfHeader
 
 inline bool Known(WireKind kind) { return kind >= WireKind::kHello && kind <= WireKind::kGoodbye; }
 
-// Magic, version, checksum, kind and reserved bytes. Says nothing about `frame`. Intact() is whether Check() is ok, for
-// who counts damaged headers and tells nobody.
+// Magic, version, checksum, kind and reserved bytes. Says nothing about `frame`. Intact() is whether Check() is ok,
+// where damaged headers are only counted.
 absl::Status Check(const WireHeader& header);
 inline bool Intact(const WireHeader& header) {
   return header.magic == kWireMagic && header.version == kWireVersion && Known(header.kind) && header.reserved == 0 &&

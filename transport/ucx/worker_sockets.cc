@@ -78,7 +78,7 @@ void CloseTcpSockets(const std::vector<int>& fds) {
 
 void CloseListeners(const std::vector<GuardedListener>& listeners) {
   for (const auto& [fd, address] : listeners) {
-    if (!IsTcp(fd) || ucs_async_remove_handler(fd, 1) != UCS_OK) continue;  // what has none there is somebody else's
+    if (!IsTcp(fd) || ucs_async_remove_handler(fd, 1) != UCS_OK) continue;  // what has none there belongs to others
     const int port = PortOf(fd);
     CloseTcpSockets(TcpSockets([port](int other) { return PortOf(other) == port; }));
   }

@@ -42,7 +42,7 @@ struct AttentionSpan {
   int32_t block_end = 0;
   int32_t segments = 0;  // per KV head, >= 1
   int32_t first_segment = 0;
-  int32_t sees_nothing = 0;  // 1: one pretended block a head, which nobody reads
+  int32_t sees_nothing = 0;  // 1: one pretended block a head, which is never read
   int32_t pad = 0;
 };
 

@@ -62,7 +62,7 @@ struct Cursor {
 // A block to be brought.
 struct Source {
   const std::byte* at = nullptr;  // null: a pretended one
-  int tokens = 0;                 // that anybody sees, from its first on
+  int tokens = 0;                 // that any row sees, from its first on
   bool fresh = false;             // the kernel before may have appended to it
 };
 

@@ -10,9 +10,9 @@
 namespace dovetail::kernels::cuda {
 
 // How one step's attention is cut into ranges of KV blocks, one a thread block: such that no head is cut, if they are
-// nearly equal in tokens that way, else equal in blocks (small ranges left for whoever is done first cost more, in
-// pieces to be joined, than uneven multiprocessors do: bench/results/). Made on the host once a step from lengths
-// alone; all layers whose window is the same use it.
+// nearly equal in tokens that way, else equal in blocks (small ranges, left for the thread block that ends first, cost
+// more, in pieces to be joined, than uneven multiprocessors do: bench/results/). Made on the host once a step from
+// lengths alone; all layers whose window is the same use it.
 
 struct PlannedItem {
   int32_t q_rows = 0;

@@ -87,7 +87,7 @@ absl::Status ExchangeStatus(uint64_t word) {
       return absl::UnavailableError(
           absl::StrCat("attention op ", failure.op, ": another GPU of the step did not answer"));
   }
-  return Internal("the exchange between GPUs failed in a way that nobody knows");
+  return Internal("the exchange between GPUs failed for an unknown reason");
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -6,10 +6,10 @@
 // nothing that the kernel before it writes if it too was launched this way; they write nothing that those read. A
 // kernel that was launched this way calls it before it ends, in every thread block.
 //
-// Who lets a successor begin before he has waited himself lets it begin before older kernels have ended: products,
-// norms and activations, which read only weights before they wait, may follow; KvAppend reads tables, and attention
-// older K and V, so the products before them let them begin only after they have waited. KvAppend does not wait either
-// before it lets attention begin: what is before it has.
+// A kernel that lets a successor begin before it has waited itself lets it begin before older kernels have ended:
+// products, norms and activations, which read only weights before they wait, may follow; KvAppend reads tables, and
+// attention older K and V, so the products before them let them begin only after they have waited. KvAppend does not
+// wait either before it lets attention begin: what is before it has.
 
 namespace dovetail::kernels::cuda {
 

@@ -67,9 +67,9 @@ class CudaStream : public Stream {
   absl::Status Wait(const CudaEvent& event);
 
   // Small inputs of what is enqueued later, from pinned memory; `copied`, if not null, is recorded behind them. Between
-  // BeginUploads and EndUploads they go beside what this stream still runs, as soon as `after` has come, behind which
-  // nothing reads the memory that they go to. Outside they are copies like others, and while somebody holds them, whose
-  // uploads go to memory that enqueued work still reads.
+  // BeginUploads and EndUploads they overlap with what this stream still runs, as soon as `after` has come, behind
+  // which nothing reads the memory that they go to. Outside they are copies like others, and so they are while a caller
+  // holds them, whose uploads go to memory that enqueued work still reads.
   absl::Status BeginUploads(const CudaEvent& after);
   absl::Status Upload(void* to, const void* from, size_t bytes, CudaEvent* copied);
   absl::Status EndUploads();

@@ -14,15 +14,15 @@ namespace dovetail::kernels::cuda {
 // A step whose launches are those of an earlier one runs as its recorded graph: launches then do not bound steps of few
 // rows. The second step of a kind is recorded; the first lets products choose their algorithms.
 //
-// Uploads are not part of it: they go at once, ahead of the launches and beside another micro-batch's step that still
-// runs (CudaStream::Upload). Thread-compatible; must not outlive the device.
+// Uploads are not part of it: they go at once, ahead of the launches, and overlap with another micro-batch's step that
+// still runs (CudaStream::Upload). Thread-compatible; must not outlive the device.
 class StepWork {
  public:
   using Enqueue = std::function<absl::Status(CudaStream&)>;
   static constexpr size_t kMostRecorded = 128;  // kinds of steps; the longest unused goes
 
-  // A step begins. It shares the memory of its uploads with the last one of this alone, and waits for nobody else's.
-  // What that added and nobody launched is void.
+  // A step begins. It shares the memory of its uploads with the last one of this alone, and waits for no other's.
+  // What that added and was not launched is void.
   absl::Status Begin(CudaStream& stream);
 
   // `what` tells everything that the launches depend on but the contents of memory: pointers, sizes, indices. In an
@@ -30,7 +30,7 @@ class StepWork {
   absl::Status Add(CudaStream& stream, std::initializer_list<uint64_t> what, Enqueue enqueue);
 
   // Enqueues what was added; from here on this step is immediate. For steps too large to be bound by launches, and for
-  // those whose uploads must come between launches: until it ends, no upload of the stream goes beside.
+  // those whose uploads must come between launches: until it ends, no upload of the stream overlaps.
   absl::Status BeImmediate(CudaStream& stream);
   bool immediate() const { return immediate_; }
 

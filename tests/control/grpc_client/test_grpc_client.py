@@ -235,6 +235,6 @@ def test_health_and_reflection_name_the_service(channel):
     named = health.Check(health_pb2.HealthCheckRequest(service="vllm.grpc.engine.VllmEngine"), timeout=20)
     assert named.status == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.RpcError) as unknown:
-        health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
+        health.Check(health_pb2.HealthCheckRequest(service="unknown"), timeout=20)
     assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
     assert "vllm.grpc.engine.VllmEngine" in ProtoReflectionDescriptorDatabase(channel).get_services()
