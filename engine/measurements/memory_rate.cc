@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/check.h"
 #include "kernels/aligned_buffer.h"
 
 namespace dovetail::engine {
 namespace {
 
-constexpr size_t kBytes = size_t{256} << 20;
 constexpr size_t kPieceBytes =
     size_t{1} << 20;  // a task: long against claiming it, short against a thread that is delayed
 constexpr int kPasses = 5;
@@ -29,21 +29,25 @@ uint64_t SumPiece(const std::byte* begin) {
 
 }  // namespace
 
-absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool) {
-  DT_ASSIGN_OR_RETURN(kernels::AlignedBuffer memory, kernels::AlignedBuffer::Create(kBytes));
-  std::memset(memory.data(), 1, kBytes);
+absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool, size_t bytes) {
+  DT_CHECK(bytes > 0 && bytes % kPieceBytes == 0, "whole pieces");
+  DT_ASSIGN_OR_RETURN(kernels::AlignedBuffer memory, kernels::AlignedBuffer::Create(bytes));
+  const int pieces = static_cast<int>(bytes / kPieceBytes);
+  // Written by the threads that read it, so that it lies where they are.
+  pool.Run(pieces,
+           [&](int piece) { std::memset(memory.data() + static_cast<size_t>(piece) * kPieceBytes, 1, kPieceBytes); });
   std::atomic<uint64_t> sink{0};  // keeps the sums from being optimised away
   double best_seconds = 1e9;
   for (int pass = 0; pass < kPasses; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    pool.Run(static_cast<int>(kBytes / kPieceBytes), [&](int piece) {
+    pool.Run(pieces, [&](int piece) {
       sink.fetch_add(SumPiece(memory.data() + static_cast<size_t>(piece) * kPieceBytes), std::memory_order_relaxed);
     });
     best_seconds =
         std::min(best_seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   if (sink.load() == 0) return Internal("memory read rate: the sums are wrong");
-  return static_cast<double>(kBytes) / best_seconds;
+  return static_cast<double>(bytes) / best_seconds;
 }
 
 }  // namespace dovetail::engine

@@ -1,12 +1,18 @@
 #pragma once
+#include <cstddef>
+
 #include "base/status.h"
 #include "kernels/thread_pool.h"
 
 namespace dovetail::engine {
 
-// Bytes per second at which all threads of the pool together read memory (256 MiB, far more than any cache, best of
-// five passes): what bounds the decoding of one sequence, which reads every weight once per token. Blocks for about 0.2
-// s. kResourceExhausted without the memory.
-absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool);
+inline constexpr size_t kReadRateBytes = size_t{256} << 20;
+// More than the caches of servers with many cores: what KV caches in host memory are read at.
+inline constexpr size_t kHostReadRateBytes = size_t{2} << 30;
+
+// Bytes per second at which all threads of the pool together read memory, best of five passes over `bytes`, a multiple
+// of 1 MiB: what bounds the decoding of one sequence, which reads every weight once per token. Blocks for about 0.2 s
+// per 256 MiB. kResourceExhausted without the memory.
+absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool, size_t bytes = kReadRateBytes);
 
 }  // namespace dovetail::engine

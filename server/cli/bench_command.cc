@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/statistics.h"
@@ -12,6 +13,7 @@
 #include "engine/measurements/memory_rate.h"
 #include "engine/remote_engine.h"
 #include "server/cli/command_line.h"
+#include "server/cli/host_kv.h"
 #include "server/cli/role.h"
 
 namespace dovetail::cli {
@@ -49,6 +51,7 @@ struct Measurement {
   std::vector<double> tokens_per_s{};
   std::vector<double> beside_tokens_per_s{};  // of prompts read meanwhile
   Parts parts{};                              // of all rounds
+  std::optional<HostKvOfBatch> host_kv{};     // of a batch whose KV lies in host memory
 
   // Seconds between two tokens of one sequence.
   double SecondsPerToken() const { return sequences / Summarize(tokens_per_s).median; }
@@ -58,7 +61,8 @@ struct Report {
   std::string model;
   int threads = 0;
   double weight_bytes = 0;
-  double read_bytes_per_s = 0;  // of the memory that has them; 0: it is elsewhere
+  double read_bytes_per_s = 0;      // of the memory that has them; 0: it is elsewhere
+  std::optional<HostKv> host_kv{};  // where a GPU computes and a CPU attends
   std::vector<Measurement> measurements;
 
   // The least time of a step: reading all weights once. Prefill does a step's work per --max-num-batched-tokens and has
@@ -75,6 +79,9 @@ void PrintTable(const Report& report) {
   if (limited)
     std::printf(", %d threads; memory reads %.1f GB/s: one step takes at least %.2f ms", report.threads,
                 report.read_bytes_per_s * 1e-9, report.WeightReadSeconds() * 1e3);
+  if (report.host_kv)
+    std::printf("\nKV lies in host memory, which %d threads read at %.1f GB/s", report.host_kv->threads,
+                report.host_kv->read_bytes_per_s * 1e-9);
   std::printf("\n\n%-34s %10s %19s %10s %16s\n", "", "tok/s", "min .. max", "ms/token",
               limited ? "of memory limit" : "");
   for (const Measurement& row : report.measurements) {
@@ -87,6 +94,7 @@ void PrintTable(const Report& report) {
     if (row.beside_prompt_tokens > 0)
       std::printf("  beside prompts of %-16d %10.1f\n", row.beside_prompt_tokens,
                   Summarize(row.beside_tokens_per_s).median);
+    if (row.host_kv) std::printf("  %s\n", TextOf(*row.host_kv).c_str());
   }
   std::printf("\n%-34s %10s %9s %9s %9s %9s %9s %9s\n", "us per step", "step", "dense", "prompts", "attention", "wire",
               "sample", "bubble");
@@ -116,6 +124,11 @@ void PrintJson(const Report& report) {
     if (row.beside_prompt_tokens > 0)
       json["beside"] = {{"prompt_tokens", row.beside_prompt_tokens},
                         {"tokens_per_s", Summarize(row.beside_tokens_per_s).median}};
+    if (row.host_kv)
+      json["host_kv"] = {{"step_bytes", row.host_kv->step_bytes},
+                         {"least_ms", row.host_kv->read_seconds * 1e3},
+                         {"share_of_read_rate", row.host_kv->share},
+                         {"gpu_memory_holds_sequences", row.host_kv->gpu_batch}};
     if (!IsPrefill(row) && report.read_bytes_per_s > 0) json["share_of_memory_limit"] = report.ShareOfMemoryLimit(row);
     rows.push_back(std::move(json));
   }
@@ -124,6 +137,10 @@ void PrintJson(const Report& report) {
     json["threads"] = report.threads;
     json["memory_read_bytes_per_s"] = report.read_bytes_per_s;
   }
+  if (report.host_kv)
+    json["host_kv"] = {{"threads", report.host_kv->threads},
+                       {"read_bytes_per_s", report.host_kv->read_bytes_per_s},
+                       {"gpu_bytes_for_kv", report.host_kv->gpu_bytes}};
   json["measurements"] = std::move(rows);
   std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
@@ -258,10 +275,32 @@ absl::Status Measure(const BenchFlags& flags, engine::Engine& engine, int vocab_
       if (!flags.scheduler.empty()) absl::SleepFor(kSamplesArrive);
       for (const engine::StepSample& step : engine.TakeStepSamples()) row.parts.Add(step);
     }
+  return absl::OkStatus();
+}
+
+void Print(const BenchFlags& flags, const Report& report) {
   if (flags.json)
     PrintJson(report);
   else
     PrintTable(report);
+}
+
+// Where a GPU computes and a CPU attends: how near the batches came to what host memory allows.
+absl::Status AddHostKv(const BenchFlags& flags, const RunningEngine& engine, Report& report) {
+  kernels::cuda::CudaDevice* const gpu = engine::AsGpu(*engine.device);
+  if (gpu == nullptr || engine.attention_device == nullptr || engine::AsGpu(*engine.attention_device) != nullptr)
+    return absl::OkStatus();
+  const auto stream = engine.attention_device->CreateStream();
+  HostKv memory{.threads = stream->pool().threads()};
+  DT_ASSIGN_OR_RETURN(memory.read_bytes_per_s, engine::MeasureReadRate(stream->pool(), engine::kHostReadRateBytes));
+  memory.gpu_bytes = static_cast<double>(KvRoomOf(*gpu));
+  for (Measurement& row : report.measurements) {
+    if (IsPrefill(row) || row.prompt_tokens <= 1) continue;  // a single stream from one token has hardly any KV
+    const int64_t tokens = row.prompt_tokens + engine::OutputTokensNeeded(ShapeOf(flags, row.sequences)) / 2;
+    row.host_kv =
+        HostKvOf(memory, engine.model->config(), engine.kv_dtype, tokens, row.sequences, row.SecondsPerToken());
+  }
+  report.host_kv = memory;
   return absl::OkStatus();
 }
 
@@ -295,7 +334,9 @@ absl::Status MeasureCluster(const BenchFlags& flags) {
   Report report;
   report.model = engine->model().name;
   report.weight_bytes = static_cast<double>(engine->model().weight_bytes);
-  return Measure(flags, *engine, static_cast<int>(engine->model().vocab_size), report);
+  DT_RETURN_IF_ERROR(Measure(flags, *engine, static_cast<int>(engine->model().vocab_size), report));
+  Print(flags, report);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -318,7 +359,10 @@ absl::Status RunBench(const BenchFlags& flags) {
   }
   BenchFlags chosen = flags;
   chosen.engine.max_num_batched_tokens = absl::StrCat(engine.max_step_tokens);
-  return Measure(chosen, *engine.cluster, static_cast<int>(engine.model->config().vocab_size), report);
+  DT_RETURN_IF_ERROR(Measure(chosen, *engine.cluster, static_cast<int>(engine.model->config().vocab_size), report));
+  DT_RETURN_IF_ERROR(AddHostKv(chosen, engine, report));
+  Print(chosen, report);
+  return absl::OkStatus();
 }
 
 }  // namespace dovetail::cli

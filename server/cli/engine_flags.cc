@@ -483,15 +483,10 @@ std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device
   return absl::StrCat(device.arithmetic(), ", ", weights);
 }
 
-namespace {
-
-// Of a GPU's free memory, what its KV cache may take: a step's tables lie there, too, and whatever CUDA takes later.
 uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
   const auto memory = gpu.memory();
   return memory.ok() ? memory->free_bytes / 100 * 94 : 0;
 }
-
-}  // namespace
 
 absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model::LoadProgress& progress,
                                           SpanSink* spans) {

@@ -112,6 +112,10 @@ struct RunningEngine {
   DType kv_dtype = DType::kBF16;
 };
 
+// Bytes of a GPU's free memory that its KV cache may take: a step's tables lie there, too, and whatever CUDA takes
+// later. 0: unknown.
+uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu);
+
 // Opens, loads and starts. Errors name the flag or the file. `progress` may be empty.
 // `spans` gets the spans of sampled traces and outlives the engine; null: none are recorded.
 absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress,
