@@ -27,8 +27,9 @@ CertificateWatch::CertificateWatch(const std::string& pem_file) : file_(pem_file
   end_ = CertificateEnd(file_);
   thread_ = std::thread([this] {
     NameThread("dt-certificate");
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!wake_.wait_for(lock, absl::ToChronoMilliseconds(kEvery), [this] { return stopping_; })) {
+    MutexLock lock(mutex_);
+    while (!wake_.wait_for(lock, absl::ToChronoMilliseconds(kEvery),
+                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; })) {
       lock.unlock();
       const int64_t end = CertificateEnd(file_);
       if (end != 0) end_ = end;  // a file that is being replaced says nothing
@@ -40,7 +41,7 @@ CertificateWatch::CertificateWatch(const std::string& pem_file) : file_(pem_file
 CertificateWatch::~CertificateWatch() {
   if (!thread_.joinable()) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();

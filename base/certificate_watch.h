@@ -1,12 +1,11 @@
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 
 namespace dovetail {
 
@@ -28,9 +27,9 @@ class CertificateWatch {
  private:
   const std::string file_;
   std::atomic<int64_t> end_{0};
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -5,15 +5,14 @@
 
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <csignal>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/log_entry.h"
+#include "base/mutex.h"
 #include "base/thread_name.h"
 
 namespace dovetail {
@@ -23,13 +22,13 @@ namespace {
 struct Log {
   std::atomic<LogLevel> level{LogLevel::kInfo};
   std::atomic<uint64_t> dropped{0};
-  std::mutex mutex;  // of what follows
-  std::condition_variable filled, written;
-  LogOptions options;
-  std::vector<LogEntry> waiting;
-  size_t waiting_bytes = 0;
-  bool has_writer = false, ends = false;
-  bool writing = false;  // the writer has lines that are not written yet
+  Mutex mutex;
+  CondVar filled, written;
+  LogOptions options ABSL_GUARDED_BY(mutex);
+  std::vector<LogEntry> waiting ABSL_GUARDED_BY(mutex);
+  size_t waiting_bytes ABSL_GUARDED_BY(mutex) = 0;
+  bool has_writer ABSL_GUARDED_BY(mutex) = false, ends ABSL_GUARDED_BY(mutex) = false;
+  bool writing ABSL_GUARDED_BY(mutex) = false;  // the writer has lines that are not written yet
 };
 
 Log& TheLog() {
@@ -69,9 +68,9 @@ void WriteAll(int file, const std::string& text) {
 // `told`: lines that were dropped before this log began.
 void RunWriter(Log& log, uint64_t told) {
   NameThread("dt-log");
-  std::unique_lock<std::mutex> lock(log.mutex);
+  MutexLock lock(log.mutex);
   while (true) {
-    log.filled.wait(lock, [&] { return log.ends || !log.waiting.empty(); });
+    log.filled.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(log.mutex) { return log.ends || !log.waiting.empty(); });
     if (log.waiting.empty()) break;
     std::vector<LogEntry> entries;
     entries.swap(log.waiting);
@@ -106,11 +105,11 @@ void LogLine(LogLevel level, std::string text, LogFields fields) {
     if (auto* value = std::get_if<std::string>(&field.value)) *value = CutLogText(std::move(*value));
   LogEntry entry{level, absl::Now(), CutLogText(std::move(text)), std::move(fields)};
   const size_t bytes = BytesOf(entry);
-  std::unique_lock<std::mutex> lock(log.mutex);
+  MutexLock lock(log.mutex);
   if (!log.has_writer) {
-    const std::string line = LineOf(entry, log.options);
+    const LogOptions options = log.options;
     lock.unlock();
-    return WriteAll(log.options.file, line);
+    return WriteAll(options.file, LineOf(entry, options));
   }
   if (log.waiting.size() >= LogWriter::kMaxQueuedLines || log.waiting_bytes + bytes > LogWriter::kMaxQueuedBytes) {
     log.dropped.fetch_add(1);
@@ -125,7 +124,7 @@ LogWriter::LogWriter(LogOptions options) {
   Log& log = TheLog();
   bool is_second = false;
   {
-    std::lock_guard<std::mutex> lock(log.mutex);
+    MutexLock lock(log.mutex);
     is_second = std::exchange(log.has_writer, true);
     log.level = options.level;
     log.options = std::move(options);
@@ -143,22 +142,24 @@ LogWriter::LogWriter(LogOptions options) {
 
 LogWriter::~LogWriter() {
   Log& log = TheLog();
-  std::unique_lock<std::mutex> lock(log.mutex);
+  MutexLock lock(log.mutex);
   log.ends = true;
   log.filled.notify_one();
-  log.written.wait_for(lock, absl::ToChronoMilliseconds(kFlushLimit), [&] { return !log.has_writer; });
+  log.written.wait_for(lock, absl::ToChronoMilliseconds(kFlushLimit),
+                       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(log.mutex) { return !log.has_writer; });
 }
 
 void FlushLog(absl::Duration limit) {
   Log& log = TheLog();
-  std::unique_lock<std::mutex> lock(log.mutex);
-  log.written.wait_for(lock, absl::ToChronoMilliseconds(limit),
-                       [&] { return !log.has_writer || (log.waiting.empty() && !log.writing); });
+  MutexLock lock(log.mutex);
+  log.written.wait_for(lock, absl::ToChronoMilliseconds(limit), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(log.mutex) {
+    return !log.has_writer || (log.waiting.empty() && !log.writing);
+  });
 }
 
 bool LogsAsJson() {
   Log& log = TheLog();
-  std::lock_guard<std::mutex> lock(log.mutex);
+  MutexLock lock(log.mutex);
   return log.options.format == LogFormat::kJson;
 }
 

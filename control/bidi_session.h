@@ -4,10 +4,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace dovetail::control {
 
@@ -41,7 +41,7 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
 
   void Send(Out message) {
     const size_t bytes = message.SpaceUsedLong();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (closing_) return;
     const bool too_many = queue_.size() >= limits_.messages;
     if (too_many || (!queue_.empty() && queued_bytes_ + bytes > limits_.bytes)) {
@@ -60,13 +60,13 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
 
   // Of the messages that wait.
   size_t QueuedBytes() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return queued_bytes_;
   }
 
   // Ends the stream once what was sent is written.
   void Close(grpc::Status status) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (closing_) return;
     CloseLocked(std::move(status));
     if (!writing_) this->Finish(*std::exchange(final_, nullptr));
@@ -102,7 +102,7 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
     this->StartRead(&incoming_);
   }
   void OnWriteDone(bool ok) override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     writing_ = false;
     if (!ok) {
       Clear();
@@ -123,13 +123,13 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
   Handlers handlers_;
   In incoming_;
   Out outgoing_;
-  mutable std::mutex mutex_;
-  std::deque<Queued> queue_;
-  size_t queued_bytes_ = 0;  // of queue_
-  std::unique_ptr<grpc::Status> final_;
-  bool writing_ = false;
-  bool closing_ = false;
-  std::shared_ptr<BidiSession> self_;
+  mutable Mutex mutex_;
+  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of queue_
+  std::unique_ptr<grpc::Status> final_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<BidiSession> self_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dovetail::control

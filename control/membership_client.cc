@@ -95,7 +95,7 @@ absl::Status MembershipClient::PutFiles() {
 bool MembershipClient::Write(v1::WorkerReport report) {
   report.set_worker(reply_.worker.value());
   report.set_epoch(reply_.epoch.value());
-  std::lock_guard<std::mutex> lock(write_mutex_);
+  MutexLock lock(write_mutex_);
   return stream_ != nullptr && stream_->Write(report);
 }
 
@@ -107,8 +107,8 @@ void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
   const absl::Duration usual_patience = 3 * absl::Milliseconds(reply_.lease_ms);
   AwakeSilence awake(absl::Milliseconds(reply_.heartbeat_ms), absl::FromUnixMicros(heard_us_), SystemClock().Now());
   uint64_t number = 0;
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!wake_.wait_for(lock, interval, [this] { return ended_; })) {
+  MutexLock lock(mutex_);
+  while (!wake_.wait_for(lock, interval, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_; })) {
     lock.unlock();
     Heartbeat beat = heartbeat();
     beat.sequence_number = ++number;
@@ -149,7 +149,7 @@ absl::Status MembershipClient::Run(const Handlers& handlers) {
     }
   }
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     ended_ = true;
   }
   wake_.notify_all();
@@ -157,7 +157,7 @@ absl::Status MembershipClient::Run(const Handlers& handlers) {
   beating.join();
   const grpc::Status status = stream_->Finish();
   {
-    std::lock_guard<std::mutex> lock(write_mutex_);
+    MutexLock lock(write_mutex_);
     stream_.reset();
   }
   if (stopped_) return absl::OkStatus();

@@ -1,15 +1,14 @@
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/certificate_watch.h"
+#include "base/mutex.h"
 #include "control/messages.h"
 #include "control/security.h"
 #include "proto/control/dovetail_control.grpc.pb.h"
@@ -67,10 +66,10 @@ class MembershipClient {
   grpc::ClientContext stream_context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::WorkerReport, v1::SchedulerOrder>> stream_;
 
-  std::mutex write_mutex_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool ended_ = false;
+  Mutex write_mutex_;
+  Mutex mutex_;
+  CondVar wake_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> stopped_{false};
   std::atomic<int64_t> silent_ms_{0};  // the scheduler was, and the membership ended for it
   std::atomic<bool> configured_{false};

@@ -1,10 +1,10 @@
 #include "control/node_loop.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/thread_name.h"
 
 namespace dovetail::control {
@@ -19,7 +19,7 @@ NodeLoop::~NodeLoop() { Stop(); }
 
 bool NodeLoop::Post(std::function<void()> work) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) return false;
     posted_.push_back(std::move(work));
   }
@@ -28,24 +28,24 @@ bool NodeLoop::Post(std::function<void()> work) {
 }
 
 bool NodeLoop::Call(const std::function<void()>& work) {
-  std::mutex mutex;
-  std::condition_variable done;
+  Mutex mutex;
+  CondVar done;
   bool finished = false;
   const bool posted = Post([&] {
     work();
-    std::lock_guard<std::mutex> lock(mutex);
+    MutexLock lock(mutex);
     finished = true;
     done.notify_one();
   });
   if (!posted) return false;
-  std::unique_lock<std::mutex> lock(mutex);
+  MutexLock lock(mutex);
   done.wait(lock, [&] { return finished; });
   return true;
 }
 
 void NodeLoop::Stop() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   connector_.Wake();
@@ -73,7 +73,7 @@ void NodeLoop::Run() {
     BeginTurn(SystemClock().Now());
     bool stop = false;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       taken.swap(posted_);
       stop = stopping_;
     }

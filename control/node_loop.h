@@ -1,11 +1,11 @@
 #pragma once
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "transport/connector.h"
 
 namespace dovetail::control {
@@ -50,9 +50,9 @@ class NodeLoop {
   Node node_;
   std::atomic<int64_t> turn_began_us_;   // or is due to begin
   std::atomic<int64_t> busiest_us_ = 0;  // of the turns that ended since it was last taken
-  std::mutex mutex_;
-  std::vector<std::function<void()>> posted_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  std::vector<std::function<void()>> posted_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

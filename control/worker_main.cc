@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "proto/frame.h"
 
 namespace dovetail::control {
@@ -35,20 +36,23 @@ class Session {
     handlers.on_configuration = [this](const Configuration& configuration) { Configure(configuration); };
     handlers.on_peers = [this](Peers peers) { loop_.Post([this, peers = std::move(peers)] { Apply(peers); }); };
     handlers.heartbeat = [this] {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       Heartbeat heartbeat = heartbeat_;
       heartbeat.busy_ms = static_cast<uint32_t>(absl::ToInt64Milliseconds(loop_.TakeBusiest()));
       return heartbeat;
     };
     const absl::Status end = client_.Run(handlers);
     loop_.Stop();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return failure_.ok() ? end : failure_;
   }
 
   // After Run(): the worker could not do what it joined for. A worker that reached all of its peers and was fenced
   // later, for example because its process was stopped, did not join in vain.
-  bool WasInVain() const { return !failure_.ok() || (!listed_.empty() && !reached_all_); }
+  bool WasInVain() const {
+    MutexLock lock(mutex_);
+    return !failure_.ok() || (!listed_.empty() && !reached_all_);
+  }
   bool Served() const { return !listed_.empty() && reached_all_; }
 
  private:
@@ -160,13 +164,13 @@ class Session {
       const transport::Connector::Bytes bytes = connector_.BytesTo(id);
       heartbeat.links.push_back({id, connector_.LanesTo(id), bytes.messages, bytes.tensors, node_->ExchangeWith(id)});
     }
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     heartbeat_ = std::move(heartbeat);
   }
 
   void Fail(const absl::Status& status) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (failure_.ok()) failure_ = status;
     }
     client_.Stop();
@@ -184,9 +188,9 @@ class Session {
   bool reached_all_ = false;         // at some time
   absl::Time next_look_ = absl::InfinitePast();
   bool configured_ = false;
-  std::mutex mutex_;  // of what follows
-  Heartbeat heartbeat_;
-  absl::Status failure_;
+  mutable Mutex mutex_;
+  Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   NodeLoop loop_;  // last: its thread uses the rest
 };
 
@@ -278,7 +282,7 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
 
 absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& connector, bool& in_vain) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) return absl::OkStatus();
     client_ = &client;
   }
@@ -288,13 +292,13 @@ absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& c
   const absl::Status end = session.Run();
   in_vain = session.WasInVain();
   served_ = served_ || session.Served();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   client_ = nullptr;
   return end;
 }
 
 void WorkerMain::Pause(absl::Duration length) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   wake_.wait_for(lock, absl::ToChronoMilliseconds(length), [this] { return stopping_.load(); });
 }
 
@@ -338,7 +342,7 @@ absl::Status WorkerMain::Run() {
 void WorkerMain::Stop() {
   MembershipClient* client = nullptr;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
     client = client_;
     if (client != nullptr) client->Leave();

@@ -2,10 +2,10 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "control/membership_client.h"
 #include "control/node_loop.h"
@@ -75,11 +75,11 @@ class WorkerMain {
   const HostProcess runs_as_;
   const ConnectorFactory make_connector_;
   const NodeFactory make_node_;
-  std::mutex mutex_;
-  MembershipClient* client_ = nullptr;  // while Serve runs
+  Mutex mutex_;
+  MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;  // while Serve runs
   bool was_member_ = false;
   bool served_ = false;  // as a member, at some time
-  std::condition_variable wake_;
+  CondVar wake_;
   std::atomic<bool> stopping_{false};
 };
 

@@ -86,7 +86,7 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
       options_.scheduler, options_.seed, scheduler_port, clock_,
       [this](requests::GenerationUpdate update) { Emit(std::move(update)); },
       [this](const proto::StepResult& result, int sequences, int new_tokens) {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
         step_samples_.push_back({new_tokens, sequences, result.timings.total_us, result.timings.dense_us,
                                  result.timings.attention_wait_us, result.timings.sample_us,
@@ -164,7 +164,7 @@ Trace* EmbeddedCluster::NewTrace(const std::string& name) {
 
 EmbeddedCluster::~EmbeddedCluster() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   doorbell_.Ring();
@@ -206,7 +206,7 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(requests::GenerationRequest re
   const RequestId id(next_request_.fetch_add(1, std::memory_order_relaxed));
   request.id = id;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) return absl::UnavailableError("the engine is stopping");
     if (!lost_.ok()) return absl::UnavailableError(lost_.message());
     // The scheduler says which of several tenants gives way in a full queue; this bounds what it has not seen yet.
@@ -224,7 +224,7 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(requests::GenerationRequest re
 
 void EmbeddedCluster::Push(scheduler::Event event) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     inbox_.push_back(std::move(event));
     inbox_filled_.store(true, std::memory_order_release);
   }
@@ -237,12 +237,12 @@ void EmbeddedCluster::Pause(RequestId request) { Push(scheduler::RequestPaused{r
 void EmbeddedCluster::Resume(RequestId request) { Push(scheduler::RequestResumed{request}); }
 
 EngineStats EmbeddedCluster::stats() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return stats_;
 }
 
 std::vector<StepSample> EmbeddedCluster::TakeStepSamples() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<StepSample> samples(step_samples_.begin(), step_samples_.end());
   step_samples_.clear();
   return samples;
@@ -254,7 +254,7 @@ void EmbeddedCluster::Emit(requests::GenerationUpdate update) {
   const std::shared_ptr<GenerationSink> sink = it->second;
   if (update.request_finished) {
     sinks_.erase(it);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     --requests_in_system_;
   }
   sink->OnUpdate(std::move(update));
@@ -273,14 +273,14 @@ void EmbeddedCluster::PublishStats() {
         {absl::StrCat("attention-", now.damaged_blocks.size() + 1), 0, worker->core().counters().damaged_blocks});
   }
   now.last_progress = clock_.Now();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   stats_ = now;
 }
 
 bool EmbeddedCluster::RunOnce() {
   // Looked at between any two layers: no lock unless there is something.
   if (inbox_filled_.load(std::memory_order_acquire)) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     inbox_filled_.store(false, std::memory_order_relaxed);
     taken_.swap(inbox_);
     for (auto& [id, sink] : new_sinks_) sinks_[id] = std::move(sink);
@@ -310,7 +310,7 @@ void EmbeddedCluster::Run() {
     if (const absl::Status health = Health(); !health.ok()) {
       LogError(std::string(health.message()));
       {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         lost_ = health;
         stats_.healthy = false;
         stats_.error = std::string(health.message());
@@ -321,7 +321,7 @@ void EmbeddedCluster::Run() {
     }
     if (busy) continue;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (stopping_) break;
     }
     PublishStats();

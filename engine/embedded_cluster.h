@@ -3,7 +3,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <variant>
@@ -13,6 +12,7 @@
 #include "attention_worker/attention_worker_node.h"
 #include "base/clock.h"
 #include "base/dtype.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "compute_worker/compute_worker_node.h"
 #include "engine/engine.h"
@@ -118,15 +118,15 @@ class EmbeddedCluster final : public Engine {
   std::vector<std::unique_ptr<Trace>> traces_;
   std::vector<std::unique_ptr<attention::AttentionWorkerNode>> attention_;
 
-  std::mutex mutex_;  // of what follows
-  std::vector<scheduler::Event> inbox_;
+  Mutex mutex_;
+  std::vector<scheduler::Event> inbox_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> inbox_filled_{false};  // inbox_ holds something; read without the mutex
-  absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> new_sinks_;
-  EngineStats stats_;
-  std::deque<StepSample> step_samples_;
-  int requests_in_system_ = 0;
-  bool stopping_ = false;
-  absl::Status lost_;  // not kOk: the engine has ended, its device is lost
+  absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> new_sinks_ ABSL_GUARDED_BY(mutex_);
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::deque<StepSample> step_samples_ ABSL_GUARDED_BY(mutex_);
+  int requests_in_system_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);  // not kOk: the engine has ended, its device is lost
 
   // Engine thread only.
   std::vector<scheduler::Event> taken_;

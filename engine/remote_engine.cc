@@ -37,16 +37,21 @@ absl::StatusOr<std::unique_ptr<RemoteEngine>> RemoteEngine::Connect(const Remote
   DT_RETURN_IF_ERROR(engine->MakeStub());
   DT_RETURN_IF_ERROR(engine->WaitForModel());
   DT_RETURN_IF_ERROR(engine->GetFiles());
-  engine->stats_.last_progress = SystemClock().Now();
-  engine->thread_ = std::thread([raw = engine.get()] { raw->Run(); });
-  std::unique_lock<std::mutex> lock(engine->mutex_);
-  engine->changed_.wait_for(lock, std::chrono::seconds(5), [&] { return engine->connected_; });
+  engine->Start();
   return engine;
+}
+
+// Returns when the scheduler's first statistics have come, or some seconds later.
+void RemoteEngine::Start() {
+  thread_ = std::thread([this] { Run(); });
+  MutexLock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::seconds(5),
+                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return connected_; });
 }
 
 RemoteEngine::~RemoteEngine() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
     if (context_ != nullptr) context_->TryCancel();
   }
@@ -96,7 +101,9 @@ absl::Status RemoteEngine::WaitForModel() {
   max_model_len_ = static_cast<int>(reply.max_model_len());
   max_num_seqs_ = static_cast<int>(std::min<uint32_t>(reply.max_num_seqs(), 1 << 20));
   max_queued_requests_ = static_cast<int>(std::min<uint32_t>(reply.max_queued_requests(), 1 << 20));
+  MutexLock lock(mutex_);
   stats_.max_queued_requests = max_queued_requests_;
+  stats_.last_progress = SystemClock().Now();
   return absl::OkStatus();
 }
 
@@ -173,7 +180,7 @@ absl::StatusOr<RequestId> RemoteEngine::Submit(requests::GenerationRequest reque
   control::ToProto(request, *command.mutable_submit());
   RequestId id;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) return absl::UnavailableError("the server is stopping");
     if (!connected_) return absl::UnavailableError("the scheduler cannot be reached");
     // As in the embedded engine: the scheduler says which tenant gives way in a full queue.
@@ -190,7 +197,7 @@ absl::StatusOr<RequestId> RemoteEngine::Submit(requests::GenerationRequest reque
 
 void RemoteEngine::Enqueue(pb::GenerationCommand command) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     // Of a request that has ended nothing is sent, so that the queue is bounded by the requests.
     if (!connected_ || !sinks_.contains(RequestId(command.request()))) return;
     commands_.push_back(std::move(command));
@@ -224,14 +231,14 @@ void RemoteEngine::Resume(RequestId request) {
 }
 
 EngineStats RemoteEngine::stats() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   EngineStats stats = stats_;
   stats.own_certificate_end = certificate_.end();
   return stats;
 }
 
 std::vector<StepSample> RemoteEngine::TakeStepSamples() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<StepSample> samples(step_samples_.begin(), step_samples_.end());
   step_samples_.clear();
   return samples;
@@ -240,7 +247,7 @@ std::vector<StepSample> RemoteEngine::TakeStepSamples() {
 void RemoteEngine::Deliver(requests::GenerationUpdate update) {
   std::shared_ptr<GenerationSink> sink;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto it = sinks_.find(update.request);
     if (it == sinks_.end()) return;
     sink = it->second;
@@ -263,7 +270,7 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
     }
     Deliver(*std::move(update));
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   heard_ = SystemClock().Now();
   for (const pb::StepSample& sample : events.steps()) {
     if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
@@ -325,7 +332,7 @@ void RemoteEngine::TakeStats(const pb::Stats& from) {
 void RemoteEngine::EndEverything(requests::FinishReason reason, const absl::Status& status) {
   absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> sinks;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     sinks.swap(sinks_);
     commands_.clear();
   }
@@ -341,23 +348,25 @@ void RemoteEngine::EndEverything(requests::FinishReason reason, const absl::Stat
 }
 
 bool RemoteEngine::PauseBeforeRetry() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return !changed_.wait_for(lock, absl::ToChronoMilliseconds(kRetryPause), [this] { return stopping_; });
+  MutexLock lock(mutex_);
+  return !changed_.wait_for(lock, absl::ToChronoMilliseconds(kRetryPause),
+                            [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; });
 }
 
 // One thread writes, so that Submit never blocks on a slow scheduler; what gathers meanwhile travels together. It also
 // ends the stream of a scheduler that stopped: the connection stands as long as its kernel answers.
 void RemoteEngine::WriteCommands(Stream& stream) {
   NameThread("dt-commands");
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   control::AwakeSilence awake(kBetweenLooks, heard_, SystemClock().Now());
   while (true) {
     if (awake.Look(heard_, SystemClock().Now()) >= kSilence) {
       LogError("scheduler ", options_.scheduler, ": says nothing for ", absl::FormatDuration(kSilence));
       return context_->TryCancel();
     }
-    changed_.wait_for(lock, absl::ToChronoMilliseconds(kBetweenLooks),
-                      [this] { return stream_ended_ || stopping_ || !commands_.empty(); });
+    changed_.wait_for(lock, absl::ToChronoMilliseconds(kBetweenLooks), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return stream_ended_ || stopping_ || !commands_.empty();
+    });
     if (stream_ended_ || stopping_) return;
     if (commands_.empty()) continue;
     std::vector<pb::GenerationCommand> taken;
@@ -380,20 +389,22 @@ void RemoteEngine::WriteCommands(Stream& stream) {
 }
 
 void RemoteEngine::ServeOneStream() {
+  grpc::ClientContext* context = nullptr;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) return;
     context_ = std::make_unique<grpc::ClientContext>();
-    control::AddToken(options_.security, *context_);
+    context = context_.get();
+    control::AddToken(options_.security, *context);
     stream_ended_ = false;
   }
-  const auto stream = stub_->Open(context_.get());
+  const auto stream = stub_->Open(context);
   pb::GenerationEvents events;
   bool open = stream->Read(&events);  // the first stats: it is there
   std::thread writer;
   if (open) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       connected_ = true;
       heard_ = SystemClock().Now();
     }
@@ -405,7 +416,7 @@ void RemoteEngine::ServeOneStream() {
     open = stream->Read(&events);
   }
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     connected_ = false;
     stream_ended_ = true;
     stats_.healthy = false;
@@ -416,7 +427,7 @@ void RemoteEngine::ServeOneStream() {
   changed_.notify_all();
   if (writer.joinable()) writer.join();
   const grpc::Status status = stream->Finish();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!stopping_)
     LogError("scheduler ", options_.scheduler, ": lost (", status.error_message().substr(0, 200),
              "); requests end, new ones get 503");
@@ -428,7 +439,7 @@ void RemoteEngine::Run() {
   while (true) {
     ServeOneStream();
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (stopping_) return;
     }
     EndEverything(requests::FinishReason::kError, Lost());
@@ -439,7 +450,7 @@ void RemoteEngine::Run() {
       if (same.ok()) break;
       if (absl::IsFailedPrecondition(same) && said != same.message()) LogError(std::string(same.message()));
       said = std::string(same.message());
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       stats_.error = said;
     }
     LogInfo("scheduler ", options_.scheduler, ": back");

@@ -1,15 +1,14 @@
 #pragma once
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "base/certificate_watch.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "control/messages.h"
 #include "control/security.h"
@@ -63,11 +62,12 @@ class RemoteEngine final : public Engine {
   absl::Status CheckSameModel();
   absl::Status CheckRequest(const requests::GenerationRequest& request) const;
   void Enqueue(control::v1::GenerationCommand command);
+  void Start();
   void Run();
   void ServeOneStream();
   void WriteCommands(Stream& stream);
   void Take(const control::v1::GenerationEvents& events);
-  void TakeStats(const control::v1::Stats& from);  // mutex_ is held
+  void TakeStats(const control::v1::Stats& from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Deliver(requests::GenerationUpdate update);
   void EndEverything(requests::FinishReason reason, const absl::Status& status);
   bool PauseBeforeRetry();
@@ -80,18 +80,18 @@ class RemoteEngine final : public Engine {
   std::vector<control::TextFile> files_;
   int max_model_len_ = 0, max_num_seqs_ = 0, max_queued_requests_ = 0;
 
-  std::mutex mutex_;  // of what follows
-  std::condition_variable changed_;
-  bool stopping_ = false;
-  bool connected_ = false;
-  bool stream_ended_ = false;
-  absl::Time heard_;                              // from the scheduler
-  std::unique_ptr<grpc::ClientContext> context_;  // of the stream
-  std::vector<control::v1::GenerationCommand> commands_;
-  absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> sinks_;
-  EngineStats stats_;
-  std::deque<StepSample> step_samples_;
-  uint64_t next_request_ = 1;
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool connected_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stream_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time heard_ ABSL_GUARDED_BY(mutex_);                              // from the scheduler
+  std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);  // of the stream
+  std::vector<control::v1::GenerationCommand> commands_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> sinks_ ABSL_GUARDED_BY(mutex_);
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::deque<StepSample> step_samples_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_request_ ABSL_GUARDED_BY(mutex_) = 1;
 
   std::thread thread_;
 };

@@ -7,7 +7,7 @@ namespace dovetail::grammar {
 
 BackgroundCompiler::~BackgroundCompiler() {
   {
-    const std::scoped_lock lock(mutex_);
+    MutexLock lock(mutex_);
     stop_.Cancel();
   }
   wake_.notify_one();
@@ -16,7 +16,7 @@ BackgroundCompiler::~BackgroundCompiler() {
 
 std::optional<absl::StatusOr<std::shared_ptr<const Compiled>>> BackgroundCompiler::Ask(const std::string& source) {
   if (auto known = engine_.Find(source)) return known;
-  const std::scoped_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto found = answers_.find(source); found != answers_.end()) {
     Answer answer = std::move(found->second);
     answers_.erase(found);
@@ -32,9 +32,9 @@ std::optional<absl::StatusOr<std::shared_ptr<const Compiled>>> BackgroundCompile
 }
 
 void BackgroundCompiler::Run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [&] { return stop_.cancelled() || !waiting_.empty(); });
+    wake_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_.cancelled() || !waiting_.empty(); });
     if (stop_.cancelled()) return;
     const std::string source = waiting_.front();
     lock.unlock();

@@ -1,14 +1,13 @@
 #pragma once
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include "absl/container/flat_hash_map.h"
 #include "base/cancel_token.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "grammar/grammar_engine.h"
 
@@ -33,12 +32,12 @@ class BackgroundCompiler {
 
   GrammarEngine& engine_;
   CancelToken stop_;
-  std::mutex mutex_;  // of what follows
-  std::condition_variable wake_;
-  std::deque<std::string> waiting_;  // front: under way
-  absl::flat_hash_map<std::string, Answer> answers_;
-  std::deque<std::string> answered_;  // the keys of answers_, oldest first
-  std::thread thread_;                // from the first question on
+  Mutex mutex_;
+  CondVar wake_;
+  std::deque<std::string> waiting_ ABSL_GUARDED_BY(mutex_);  // front: under way
+  absl::flat_hash_map<std::string, Answer> answers_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> answered_ ABSL_GUARDED_BY(mutex_);  // the keys of answers_, oldest first
+  std::thread thread_;                                        // from the first question on
 };
 
 }  // namespace dovetail::grammar

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "base/mutex.h"
 
 namespace {
 
@@ -103,14 +104,14 @@ struct GrammarEngine::Compiler {
 // What was compiled without a fault.
 struct GrammarEngine::Kept {
   std::shared_ptr<const Compiled> Find(const std::string& source) {
-    const std::scoped_lock lock(mutex);
+    MutexLock lock(mutex);
     const auto found = all.find(source);
     if (found == all.end()) return nullptr;
     used.splice(used.begin(), used, found->second.used);
     return found->second.grammar;
   }
   void Add(const std::string& source, const std::shared_ptr<const Compiled>& grammar) {
-    const std::scoped_lock lock(mutex);
+    MutexLock lock(mutex);
     if (all.contains(source)) return;
     used.push_front(source);
     all[source] = {grammar, used.begin()};
@@ -127,10 +128,10 @@ struct GrammarEngine::Kept {
     std::shared_ptr<const Compiled> grammar;
     std::list<std::string>::iterator used;
   };
-  std::mutex mutex;
-  absl::flat_hash_map<std::string, One> all;
-  std::list<std::string> used;  // front: last
-  size_t bytes = 0;
+  Mutex mutex;
+  absl::flat_hash_map<std::string, One> all ABSL_GUARDED_BY(mutex);
+  std::list<std::string> used ABSL_GUARDED_BY(mutex);  // front: last
+  size_t bytes ABSL_GUARDED_BY(mutex) = 0;
 };
 
 GrammarEngine::GrammarEngine(Tokens tokens, int vocab_size)
@@ -138,7 +139,7 @@ GrammarEngine::GrammarEngine(Tokens tokens, int vocab_size)
 GrammarEngine::~GrammarEngine() = default;
 
 absl::StatusOr<GrammarEngine::Compiler*> GrammarEngine::Ready() {
-  const std::scoped_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (compiler_ != nullptr) return compiler_.get();
   DT_ASSIGN_OR_RETURN(std::vector<std::string> tokens, tokens_());
   tokens.resize(vocab_size_);

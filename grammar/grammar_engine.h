@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 
 #include "base/cancel_token.h"
 #include "base/ids.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 // What a text may be, as masks over one model's tokens. xgrammar does the work (0.2.8: pushdown automata with masks
@@ -80,8 +80,8 @@ class GrammarEngine {
   const Tokens tokens_;
   const int vocab_size_;
   const std::unique_ptr<Kept> kept_;
-  std::mutex mutex_;  // of the vocabulary being read
-  std::unique_ptr<Compiler> compiler_;
+  Mutex mutex_;  // of the vocabulary being read
+  std::unique_ptr<Compiler> compiler_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The state of one text under a grammar. Thread-compatible.

@@ -31,7 +31,7 @@ ThreadPool::ThreadPool(const ThreadPoolOptions& options) : threads_(options.thre
 ThreadPool::~ThreadPool() {
   stop_.store(true);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     wake_.notify_all();
   }
   for (std::thread& worker : workers_) worker.join();
@@ -49,7 +49,7 @@ void ThreadPool::Run(int tasks, Task task) {
   // seq_cst here and in SleepUntilWork: either we see the sleeper, or it sees the job.
   job_.store(static_cast<uint64_t>(tasks) << 32, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     wake_.notify_all();
   }
   RunClaimedTasks();
@@ -98,7 +98,7 @@ void ThreadPool::WorkerLoop() {
 }
 
 void ThreadPool::SleepUntilWork() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   wake_.wait(lock, [this] { return stop_.load() || HasWork(); });
   sleepers_.fetch_sub(1, std::memory_order_relaxed);

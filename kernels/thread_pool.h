@@ -1,12 +1,11 @@
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "base/mutex.h"
 
 namespace dovetail::kernels {
 
@@ -63,8 +62,8 @@ class ThreadPool {
 
   alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  Mutex mutex_;
+  CondVar wake_;
   std::vector<std::thread> workers_;
 };
 

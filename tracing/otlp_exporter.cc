@@ -36,7 +36,7 @@ OtlpExporter::OtlpExporter(http_client::Url endpoint, Resource resource)
 
 OtlpExporter::~OtlpExporter() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     give_up_ = SystemClock().Now() + kFlushLimit;
   }
   wake_.notify_all();
@@ -44,7 +44,7 @@ OtlpExporter::~OtlpExporter() {
 }
 
 void OtlpExporter::Push(Item item) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (waiting_.size() >= kMaxQueued) {
     ++dropped_;
     return;
@@ -61,9 +61,10 @@ void OtlpExporter::Run() {
     std::vector<Item> items;
     bool ends = false;
     {
-      std::unique_lock<std::mutex> lock(mutex_);
-      ends = wake_.wait_for(lock, absl::ToChronoMilliseconds(kEvery),
-                            [this] { return give_up_ != absl::InfiniteFuture(); });
+      MutexLock lock(mutex_);
+      ends = wake_.wait_for(lock, absl::ToChronoMilliseconds(kEvery), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return give_up_ != absl::InfiniteFuture();
+      });
       items.swap(waiting_);
     }
     std::vector<Span> spans;
@@ -89,7 +90,7 @@ void OtlpExporter::Send(std::vector<Span>& spans) {
 }
 
 absl::Duration OtlpExporter::TimeLeft() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return std::min(kTimeout, give_up_ - SystemClock().Now());
 }
 
@@ -119,9 +120,10 @@ bool OtlpExporter::SendBatch(const std::vector<Span>& batch) {
 }
 
 bool OtlpExporter::PauseBeforeRetry(int attempt) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto pause = absl::ToChronoMilliseconds(kEvery * attempt);
-  return !wake_.wait_for(lock, pause, [this] { return give_up_ != absl::InfiniteFuture(); });
+  return !wake_.wait_for(lock, pause,
+                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return give_up_ != absl::InfiniteFuture(); });
 }
 
 void OtlpExporter::Drop(size_t spans, const std::string& why) {

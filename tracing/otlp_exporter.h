@@ -1,14 +1,13 @@
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
 #include "base/span_sink.h"
 #include "base/status.h"
 #include "http_client/http_client.h"
@@ -63,8 +62,8 @@ class OtlpExporter final : public SpanSink {
   StepSeconds steps_;
   absl::Time last_warning_ = absl::InfinitePast();
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  Mutex mutex_;
+  CondVar wake_;
   std::vector<Item> waiting_ ABSL_GUARDED_BY(mutex_);
   absl::Time give_up_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // once the end has come
   std::thread thread_;

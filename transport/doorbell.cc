@@ -8,13 +8,13 @@ namespace dovetail::transport {
 void Doorbell::Ring() {
   if (state_.exchange(kRung, std::memory_order_acq_rel) != kSleeping) return;
   // The waiter holds the mutex from announcing its sleep until it waits, so this cannot fall between the two.
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   wake_.notify_one();
 }
 
 bool Doorbell::Wait(absl::Duration timeout) {
   if (state_.exchange(kQuiet, std::memory_order_acq_rel) == kRung) return true;
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   int expected = kQuiet;
   if (state_.compare_exchange_strong(expected, kSleeping, std::memory_order_acq_rel)) {
     constexpr absl::Duration kLongest = absl::Hours(1);

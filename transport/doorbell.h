@@ -1,9 +1,8 @@
 #pragma once
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "transport/waiter.h"
 
 namespace dovetail::transport {
@@ -22,8 +21,8 @@ class Doorbell final : public Waiter {
  private:
   enum State : int { kQuiet, kRung, kSleeping };
   std::atomic<int> state_{kQuiet};
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  Mutex mutex_;
+  CondVar wake_;
 };
 
 }  // namespace dovetail::transport

@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 
 namespace dovetail::engine {
 namespace {
@@ -28,7 +27,7 @@ class TimingSink final : public GenerationSink {
  public:
   void OnUpdate(requests::GenerationUpdate update) override {
     const TimePoint now = steady_clock::now();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (!update.tokens.empty()) arrivals_.push_back({now, static_cast<int>(update.tokens.size())});
     if (update.choice_finished && update.reason != requests::FinishReason::kLength)
       status_ = absl::UnavailableError(
@@ -39,8 +38,8 @@ class TimingSink final : public GenerationSink {
   }
 
   absl::Status Wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return finished_; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return finished_; });
     return status_;
   }
 
@@ -48,11 +47,11 @@ class TimingSink final : public GenerationSink {
   const std::vector<Arrival>& arrivals() const { return arrivals_; }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Arrival> arrivals_;
-  bool finished_ = false;
-  absl::Status status_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Arrival> arrivals_ ABSL_GUARDED_BY(mutex_);
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 requests::GenerationRequest RequestOf(std::vector<TokenId> prompt, int max_tokens) {

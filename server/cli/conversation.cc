@@ -51,7 +51,7 @@ absl::StatusOr<requests::GenerationRequest> Conversation::RequestOf(std::vector<
 absl::StatusOr<Answer> Conversation::Ask(const std::string& message,
                                          const std::function<void(const std::string&)>& show) {
   const absl::Cleanup ended = [this] {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     running_.reset();
     cancelled_ = false;
   };
@@ -60,7 +60,7 @@ absl::StatusOr<Answer> Conversation::Ask(const std::string& message,
   const auto sink = std::make_shared<CollectingSink>();
   const absl::Time begun = SystemClock().Now();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (cancelled_) return Answer{.cancelled = true};
     DT_ASSIGN_OR_RETURN(running_, engine_.Submit(std::move(request), sink));
   }
@@ -88,7 +88,7 @@ absl::StatusOr<Answer> Conversation::Ask(const std::string& message,
 }
 
 void Conversation::Cancel() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   cancelled_ = true;
   if (running_) engine_.Cancel(*running_);
 }

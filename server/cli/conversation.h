@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
 #include "server/openai/served_model.h"
@@ -56,9 +57,9 @@ class Conversation {
   std::string system_;
   server::Json messages_ = server::Json::array();
   uint64_t turns_ = 0;
-  std::mutex mutex_;  // of what follows
-  std::optional<RequestId> running_;
-  bool cancelled_ = false;  // the answer under way, or the next one
+  Mutex mutex_;
+  std::optional<RequestId> running_ ABSL_GUARDED_BY(mutex_);
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;  // the answer under way, or the next one
 };
 
 // "[42 tokens, 31.2 tok/s, the first after 0.12 s]"

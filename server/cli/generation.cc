@@ -6,7 +6,7 @@
 namespace dovetail::cli {
 
 void CollectingSink::OnUpdate(requests::GenerationUpdate update) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (finished_ || update.choice < 0 || update.choice >= static_cast<int>(choices_.size())) {
     ++protocol_errors_;
     return;
@@ -34,14 +34,15 @@ void CollectingSink::OnUpdate(requests::GenerationUpdate update) {
 }
 
 void CollectingSink::WaitForTokens(size_t tokens) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return finished_ || tokens_ >= tokens; });
+  MutexLock lock(mutex_);
+  changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return finished_ || tokens_ >= tokens; });
 }
 
 void CollectingSink::StreamTokens(const std::function<void(TokenId)>& token) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (size_t next = 0;; ++next) {
-    changed_.wait(lock, [&] { return finished_ || choices_[0].tokens.size() > next; });
+    changed_.wait(
+        lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return finished_ || choices_[0].tokens.size() > next; });
     if (choices_[0].tokens.size() <= next) return;
     const TokenId id = choices_[0].tokens[next];
     lock.unlock();
@@ -51,8 +52,8 @@ void CollectingSink::StreamTokens(const std::function<void(TokenId)>& token) {
 }
 
 absl::Status CollectingSink::WaitForEnd() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return finished_; });
+  MutexLock lock(mutex_);
+  changed_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return finished_; });
   return status_;
 }
 

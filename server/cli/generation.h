@@ -1,10 +1,9 @@
 #pragma once
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
 
@@ -42,17 +41,17 @@ class CollectingSink final : public engine::GenerationSink {
   int protocol_errors() const { return protocol_errors_; }  // positions repeated or skipped, updates after the end
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  CondVar changed_;
   std::vector<Choice> choices_;
   std::vector<float> prompt_logits_;
   std::vector<proto::PositionLogprobs> prompt_logprobs_;
   std::vector<float> pooled_;
   int cached_tokens_ = 0;
   int protocol_errors_ = 0;
-  size_t tokens_ = 0;
-  bool finished_ = false;
-  absl::Status status_;
+  size_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dovetail::cli

@@ -43,7 +43,7 @@ StopSignal::StopSignal(Process process)
 
 StopSignal::~StopSignal() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     closing_ = true;
   }
   const uint64_t one = 1;
@@ -64,7 +64,7 @@ void StopSignal::Watch() {
     const int ready = ppoll(fds, 2, left == absl::InfiniteDuration() ? nullptr : &limit, nullptr);
     signalfd_siginfo taken;
     const bool came = (fds[0].revents & POLLIN) != 0 && read(signal_fd_, &taken, sizeof(taken)) == sizeof(taken);
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (closing_) return;
     if (came) {
       ++signals_;
@@ -98,38 +98,39 @@ void StopSignal::EndProcess() {
 }
 
 void StopSignal::EndNow() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   DT_CHECK(signals_ > 0);
   EndBySignal();
 }
 
 bool StopSignal::Raised() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return signals_ > 0;
 }
 
 bool StopSignal::RaisedAgain() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return signals_ > 1;
 }
 
 void StopSignal::Wait() const {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return signals_ > 0; });
+  MutexLock lock(mutex_);
+  changed_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return signals_ > 0; });
 }
 
 bool StopSignal::WaitFor(absl::Duration timeout) const {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout), [this] { return signals_ > 0; });
+  MutexLock lock(mutex_);
+  return changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout),
+                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return signals_ > 0; });
 }
 
 void StopSignal::OwnerEnds() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   owner_ends_ = true;
 }
 
 void StopSignal::AtEnd(std::function<void()> put_away) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   put_away_ = std::move(put_away);
 }
 
@@ -137,15 +138,15 @@ absl::Status StopSignal::RunUntil(const std::function<absl::Status()>& work, con
   bool done = false;
   std::thread stopper([&] {
     NameThread("dt-stop");
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return done || signals_ > 0; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done || signals_ > 0; });
     if (done) return;
     lock.unlock();
     stop();
   });
   const absl::Status status = work();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     done = true;
   }
   changed_.notify_all();
@@ -154,7 +155,7 @@ absl::Status StopSignal::RunUntil(const std::function<absl::Status()>& work, con
 }
 
 void StopSignal::EndsAtOnce() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   owner_ends_ = ends_at_once_ = true;
   if (signals_ > 1) EndBySignal();
 }

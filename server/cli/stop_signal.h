@@ -1,10 +1,9 @@
 #pragma once
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace dovetail::cli {
@@ -47,18 +46,18 @@ class StopSignal {
 
  private:
   void Watch();
-  [[noreturn]] void EndProcess();
-  [[noreturn]] void EndBySignal();
+  [[noreturn]] void EndProcess() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  [[noreturn]] void EndBySignal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Process process_;
-  mutable std::mutex mutex_;  // of what follows
-  mutable std::condition_variable changed_;
-  int signals_ = 0;
-  int last_signal_ = 0;
-  bool owner_ends_ = false;
-  bool ends_at_once_ = false;
-  bool closing_ = false;
-  std::function<void()> put_away_;
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  int signals_ ABSL_GUARDED_BY(mutex_) = 0;
+  int last_signal_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool owner_ends_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ends_at_once_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::function<void()> put_away_ ABSL_GUARDED_BY(mutex_);
   const int signal_fd_, wake_fd_;
   std::thread watcher_;
 };

@@ -128,7 +128,7 @@ Interrupts::Interrupts() : raised_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   watcher_ = std::thread([this] {
     NameThread("dt-interrupts");
     for (uint64_t count = 0; read(interrupt_fd, &count, sizeof(count)) == sizeof(count);) {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (count >= uint64_t{1} << 32) return;  // the destructor's
       Write(raised_fd_, 1);
       if (action_) action_();
@@ -153,7 +153,7 @@ bool Interrupts::TakeRaised() {
 }
 
 void Interrupts::SetAction(std::function<void()> action) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   action_ = std::move(action);
   if (action_ && TakeRaised()) action_();
 }

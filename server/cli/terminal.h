@@ -1,10 +1,11 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+
+#include "base/mutex.h"
 
 namespace dovetail::cli {
 
@@ -30,8 +31,8 @@ class Interrupts {
 
  private:
   const int raised_fd_;
-  std::mutex mutex_;
-  std::function<void()> action_;
+  Mutex mutex_;
+  std::function<void()> action_ ABSL_GUARDED_BY(mutex_);
   std::thread watcher_;
 };
 

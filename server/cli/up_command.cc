@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
 #include "engine/device_choice.h"
@@ -288,14 +288,14 @@ class Up {
   bool WaitsForDevice(const std::string& name) const { return flags_.engine.device == "auto" && name != kFirstCompute; }
 
   void OnWorkersLine(const std::string& name, const std::string& line) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (line.find(name + " was drained") != std::string::npos) drained_.insert(name);
     if (const size_t at = line.find(kComputesOn); at != std::string::npos && device_.empty())
       device_ = line.substr(at + strlen(kComputesOn)) == "cpu" ? "cpu" : engine::kAnyGpu;
   }
 
   std::string ChosenDevice() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return device_;
   }
 
@@ -386,7 +386,7 @@ class Up {
 
   // An operator asked it to leave.
   bool WasDrained(const std::string& name) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return drained_.contains(name);
   }
 
@@ -469,10 +469,10 @@ class Up {
   std::set<std::string> held_;                    // not started yet
   std::map<std::string, absl::Time> to_restart_;  // when; absl::InfiniteFuture(): it runs
   bool announced_ = false;
-  std::mutex mutex_;  // of what follows
-  std::set<std::string> drained_;
-  std::string device_;       // of compute workers: "cpu" or "cuda"; empty: not chosen yet
-  ChildProcesses children_;  // last: its readers use the announcements
+  Mutex mutex_;
+  std::set<std::string> drained_ ABSL_GUARDED_BY(mutex_);
+  std::string device_ ABSL_GUARDED_BY(mutex_);  // of compute workers: "cpu" or "cuda"; empty: not chosen yet
+  ChildProcesses children_;                     // last: its readers use the announcements
 };
 
 }  // namespace

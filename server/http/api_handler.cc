@@ -109,12 +109,12 @@ ApiHandler::ApiHandler(const HttpServerOptions& options, std::shared_ptr<Intake>
       intake_(std::move(intake)) {}
 
 void ApiHandler::SetBackend(std::shared_ptr<const Backend> backend) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   backend_ = std::move(backend);
 }
 
 std::shared_ptr<const Backend> ApiHandler::backend() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return backend_;
 }
 

@@ -2,9 +2,9 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "server/http/cors.h"
 #include "server/http/generation.h"
 #include "server/http/key_ring.h"
@@ -78,8 +78,8 @@ class ApiHandler : public HttpHandler {
   std::function<HttpStats()> http_stats_;
   ThroughputLog throughput_;
   std::atomic<bool> draining_{false};
-  mutable std::mutex mutex_;
-  std::shared_ptr<const Backend> backend_;
+  mutable Mutex mutex_;
+  std::shared_ptr<const Backend> backend_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dovetail::server

@@ -115,7 +115,7 @@ void Listener::OnAccepted(tcp::socket socket, int io_thread) {
   std::shared_ptr<Connection> connection;
   bool placed = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!places_.Full()) {
       ConnectionOwner& owner = *this;
       connection = std::make_shared<Connection>(std::move(socket), io_thread, options_, handler_, owner,
@@ -135,7 +135,7 @@ void Listener::OnAccepted(tcp::socket socket, int io_thread) {
 
 void Listener::OutOfDescriptors(const error_code& error) {
   RefreshLimit();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (Connection* const one = places_.EndOne()) End(one);
   if (const auto more = descriptor_log_.Pass(std::chrono::steady_clock::now()))
     LogWarning("HTTP: no connection can be accepted (", error.message(), "; ", *more,
@@ -166,34 +166,34 @@ void Listener::RefuseConnection(tcp::socket socket) {
 }
 
 std::string Listener::NewRequestId() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return absl::StrFormat("%016x%016x", random_(), random_());
 }
 
 void Listener::OnClosed(Connection* connection) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   connections_.erase(connection);
   places_.Remove(connection);
 }
 
 void Listener::OnIdle(Connection* connection) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   places_.Idle(connection, std::chrono::steady_clock::now());
 }
 
 void Listener::OnBusy(Connection* connection) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   places_.Busy(connection);
 }
 
 void Listener::OnStays(Connection* connection) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   places_.Keep(connection);
 }
 
 bool Listener::TakePlace(Connection* connection) {
   const auto now = std::chrono::steady_clock::now();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Places::Place place = places_.Take(connection, now, options_.min_idle);
   if (place.end != nullptr) End(place.end);
   if (place.placed) return true;
@@ -215,36 +215,36 @@ void Listener::OnTlsFailure(TlsFailure why, const std::string& client, const std
 
 void Listener::RefreshLimit() {
   OpenFiles files = CountOpenFiles();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   files.in_use = std::max<int64_t>(files.in_use - static_cast<int64_t>(connections_.size()), 0);
   limit_ = LimitConnections(options_.max_connections, files);
   places_.SetLimit(static_cast<int>(std::max<int64_t>(limit_.connections, 1)));
 }
 
 ConnectionLimit Listener::limit() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return limit_;
 }
 
 void Listener::OnExchangeBegan() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++active_exchanges_;
 }
 
 void Listener::OnExchangeEnded() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (--active_exchanges_ == 0) idle_.notify_all();
 }
 
 int Listener::connections() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return static_cast<int>(connections_.size());
 }
 
 HttpStats Listener::stats() const {
   HttpStats stats;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stats.connections = static_cast<int>(connections_.size());
     stats.max_connections = places_.limit();
     stats.active_requests = active_exchanges_;
@@ -255,7 +255,7 @@ HttpStats Listener::stats() const {
 }
 
 std::vector<std::shared_ptr<Connection>> Listener::Snapshot() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<std::shared_ptr<Connection>> all;
   for (const auto& [key, weak] : connections_)
     if (auto connection = weak.lock()) all.push_back(std::move(connection));
@@ -266,12 +266,12 @@ bool Listener::Drain(absl::Duration limit, absl::Duration grace) {
   const auto idle = [this] { return active_exchanges_ == 0; };
   bool ended = false;
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     ended = idle_.wait_for(lock, Chrono(limit), idle);
   }
   if (ended) return true;
   for (const auto& connection : Snapshot()) connection->Post([connection] { connection->ShutdownExchange(); });
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   idle_.wait_for(lock, Chrono(grace), idle);
   return false;
 }

@@ -3,9 +3,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <unordered_map>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "server/http/connection.h"
 #include "server/http/log_gate.h"
@@ -93,13 +92,13 @@ class Listener : private ConnectionOwner {
   int next_thread_ = 0;
   bool started_ = false;
 
-  mutable std::mutex mutex_;
-  std::condition_variable idle_;
-  std::unordered_map<Connection*, std::weak_ptr<Connection>> connections_;
-  Places places_;
-  ConnectionLimit limit_;
-  int active_exchanges_ = 0;
-  std::mt19937_64 random_;
+  mutable Mutex mutex_;
+  CondVar idle_;
+  std::unordered_map<Connection*, std::weak_ptr<Connection>> connections_ ABSL_GUARDED_BY(mutex_);
+  Places places_ ABSL_GUARDED_BY(mutex_);
+  ConnectionLimit limit_ ABSL_GUARDED_BY(mutex_);
+  int active_exchanges_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   LogGate full_log_, descriptor_log_, tls_log_;
 };
 

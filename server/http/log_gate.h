@@ -1,9 +1,10 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace dovetail::server {
 
@@ -16,7 +17,7 @@ class LogGate {
 
   // How many were held back since the last that passed, if this one may pass.
   std::optional<uint64_t> Pass(Time now) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (last_ && now - *last_ < every_) {
       ++held_back_;
       return std::nullopt;
@@ -27,9 +28,9 @@ class LogGate {
 
  private:
   const std::chrono::seconds every_;
-  std::mutex mutex_;
-  std::optional<Time> last_;
-  uint64_t held_back_ = 0;
+  Mutex mutex_;
+  std::optional<Time> last_ ABSL_GUARDED_BY(mutex_);
+  uint64_t held_back_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace dovetail::server

@@ -121,7 +121,7 @@ absl::StatusOr<std::unique_ptr<TlsContext>> TlsContext::Create(const TlsOptions&
 }
 
 std::shared_ptr<SSL_CTX> TlsContext::current() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return current_;
 }
 
@@ -155,7 +155,7 @@ void TlsContext::ReloadIfChanged() {
     return;
   }
   LogInfo("TLS: ", options_.cert_file, " has changed and is used for new connections");
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   current_ = *std::move(fresh);
 }
 

@@ -2,9 +2,9 @@
 #include <openssl/ssl.h>
 
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "server/http/tls_options.h"
 
@@ -34,8 +34,8 @@ class TlsContext {
 
   const TlsOptions options_;
   std::string loaded_, seen_;  // fingerprints
-  mutable std::mutex mutex_;
-  std::shared_ptr<SSL_CTX> current_;
+  mutable Mutex mutex_;
+  std::shared_ptr<SSL_CTX> current_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dovetail::server

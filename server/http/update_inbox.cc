@@ -7,7 +7,7 @@
 namespace dovetail::server {
 
 void UpdateInbox::Push(std::shared_ptr<Generation> to, int prompt, requests::GenerationUpdate update) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!post_) return;
   items_.push_back({std::move(to), prompt, std::move(update)});
   if (items_.size() == 1) post_([self = shared_from_this()] { self->Deliver(); });
@@ -15,7 +15,7 @@ void UpdateInbox::Push(std::shared_ptr<Generation> to, int prompt, requests::Gen
 
 void UpdateInbox::Close() {
   std::vector<Item> dropped;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   post_ = nullptr;
   dropped.swap(items_);
 }
@@ -23,7 +23,7 @@ void UpdateInbox::Close() {
 void UpdateInbox::Deliver() {
   std::vector<Item> items;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     items.swap(items_);
   }
   for (const Item& item : items) item.to->OnUpdate(item.prompt, item.update);

@@ -1,9 +1,9 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "requests/generation.h"
 
 namespace dovetail::server {
@@ -29,9 +29,9 @@ class UpdateInbox : public std::enable_shared_from_this<UpdateInbox> {
   };
   void Deliver();
 
-  std::mutex mutex_;
-  std::function<void(std::function<void()>)> post_;  // empty: closed
-  std::vector<Item> items_;
+  Mutex mutex_;
+  std::function<void(std::function<void()>)> post_ ABSL_GUARDED_BY(mutex_);  // empty: closed
+  std::vector<Item> items_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dovetail::server

@@ -72,7 +72,7 @@ ProcessMetrics::ProcessMetrics(prometheus::Registry& registry)
 }
 
 void ProcessMetrics::Update() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto stat = ReadStat(); stat) {
     const double cpu = static_cast<double>(stat->user + stat->system) / static_cast<double>(sysconf(_SC_CLK_TCK));
     cpu_.Increment(cpu - cpu_.Value());

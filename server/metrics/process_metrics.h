@@ -3,7 +3,7 @@
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
 
-#include <mutex>
+#include "base/mutex.h"
 
 namespace dovetail::server {
 
@@ -15,7 +15,7 @@ class ProcessMetrics {
   void Update();
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   prometheus::Counter& cpu_;
   prometheus::Gauge& resident_;
   prometheus::Gauge& virtual_;

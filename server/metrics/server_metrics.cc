@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <mutex>
 #include <string_view>
 
+#include "base/mutex.h"
 #include "server/metrics/paired_metrics.h"
 #include "server/metrics/process_metrics.h"
 #include "server/metrics/tenant_metrics.h"
@@ -259,9 +259,9 @@ class ServerMetrics::Impl {
   std::map<std::pair<std::string, uint64_t>, uint64_t> damage_seen_;  // by worker and incarnation
 
   // The engine counts from its start; Prometheus counters are fed with differences.
-  std::mutex mutex_;
-  scheduler::SchedulerStats last_;
-  HttpStats last_http_;
+  Mutex mutex_;
+  scheduler::SchedulerStats last_ ABSL_GUARDED_BY(mutex_);
+  HttpStats last_http_ ABSL_GUARDED_BY(mutex_);
 };
 
 ServerMetrics::ServerMetrics(const Info& info) : impl_(std::make_unique<Impl>(info)) {
@@ -323,7 +323,7 @@ void ServerMetrics::SlowReaderCancelled() { impl_->slow_readers_.Add(1); }
 
 void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<engine::StepSample>& samples) {
   Impl& m = *impl_;
-  std::lock_guard lock(m.mutex_);
+  MutexLock lock(m.mutex_);
   const scheduler::SchedulerStats& now = stats.scheduler;
   m.running_.Set(now.running_sequences);
   m.waiting_.Set(now.waiting_requests);
@@ -399,7 +399,7 @@ void ServerMetrics::Impl::UpdateDamagedBlocks(const std::vector<engine::DamagedB
 
 void ServerMetrics::UpdateHttp(const HttpStats& stats) {
   Impl& m = *impl_;
-  std::lock_guard lock(m.mutex_);
+  MutexLock lock(m.mutex_);
   m.connections_.Set(stats.connections);
   m.max_connections_.Set(stats.max_connections);
   m.active_.Set(stats.active_requests);

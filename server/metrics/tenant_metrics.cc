@@ -17,7 +17,7 @@ const TenantMetrics::Series& TenantMetrics::SeriesOf(const std::string& tenant) 
 }
 
 void TenantMetrics::Finished(const RequestRecord& record) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Series& series = SeriesOf(record.tenant);
   series.requests.Add(1);
   series.prompt_tokens.Add(static_cast<double>(record.prompt_tokens));

@@ -1,8 +1,8 @@
 #pragma once
 #include <map>
-#include <mutex>
 #include <string>
 
+#include "base/mutex.h"
 #include "server/metrics/paired_metrics.h"
 #include "server/metrics/server_metrics.h"
 
@@ -24,8 +24,8 @@ class TenantMetrics {
   const Series& SeriesOf(const std::string& tenant);
 
   PairMaker& make_;
-  std::mutex mutex_;
-  std::map<std::string, Series> series_;
+  Mutex mutex_;
+  std::map<std::string, Series> series_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dovetail::server

@@ -16,7 +16,7 @@ double Rounded(double value) { return std::round(value * 10) / 10; }
 }  // namespace
 
 void ThroughputLog::Look(const scheduler::SchedulerStats& stats, absl::Time now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!began_) {
     began_ = true;
     last_time_ = now;

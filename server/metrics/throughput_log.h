@@ -1,7 +1,7 @@
 #pragma once
-#include <mutex>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "scheduler/core/scheduler.h"
 
 namespace dovetail::server {
@@ -15,10 +15,10 @@ class ThroughputLog {
   void Look(const scheduler::SchedulerStats& stats, absl::Time now);  // called more often than that
 
  private:
-  std::mutex mutex_;
-  bool began_ = false;
-  absl::Time last_time_;
-  scheduler::SchedulerStats last_;
+  Mutex mutex_;
+  bool began_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time last_time_ ABSL_GUARDED_BY(mutex_);
+  scheduler::SchedulerStats last_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace dovetail::server

@@ -9,7 +9,7 @@ namespace dovetail::server {
 absl::Status Admission::Check(const std::string& tenant, const engine::EngineStats& engine) const {
   const scheduler::SchedulerStats& stats = engine.scheduler;
   if (engine.max_queued_requests == 0 || stats.waiting_requests < engine.max_queued_requests) return absl::OkStatus();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto own = active_.find(tenant);
   if (own == active_.end()) return absl::OkStatus();
   const int waiting = own->second - stats.running_sequences - stats.paused_requests;
@@ -19,12 +19,12 @@ absl::Status Admission::Check(const std::string& tenant, const engine::EngineSta
 }
 
 void Admission::Began(const std::string& tenant, int requests) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   active_[tenant] += requests;
 }
 
 void Admission::Ended(const std::string& tenant, int requests, absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto own = active_.find(tenant); own != active_.end() && (own->second -= requests) <= 0) active_.erase(own);
   const int64_t second = absl::ToUnixSeconds(now);
   const size_t slot = static_cast<size_t>(second % kSeconds);
@@ -35,7 +35,7 @@ void Admission::Ended(const std::string& tenant, int requests, absl::Time now) {
 }
 
 int Admission::RetryAfterSeconds(int waiting_requests, absl::Time now) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!any_ended_) return 1;  // nothing is known yet
   const int64_t second = absl::ToUnixSeconds(now);
   int ended = 0;

@@ -1,10 +1,10 @@
 #pragma once
 #include <array>
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/engine.h"
 
@@ -28,11 +28,11 @@ class Admission {
  private:
   static constexpr int kSeconds = 10;  // that the rate is measured over
 
-  mutable std::mutex mutex_;
-  std::map<std::string, int> active_;  // requests in the engine; none is here with 0
-  std::array<int, kSeconds> ended_{};  // in the seconds of which seconds_ says which
-  std::array<int64_t, kSeconds> seconds_{};
-  bool any_ended_ = false;
+  mutable Mutex mutex_;
+  std::map<std::string, int> active_ ABSL_GUARDED_BY(mutex_);  // requests in the engine; none is here with 0
+  std::array<int, kSeconds> ended_ ABSL_GUARDED_BY(mutex_){};  // in the seconds of which seconds_ says which
+  std::array<int64_t, kSeconds> seconds_ ABSL_GUARDED_BY(mutex_){};
+  bool any_ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace dovetail::server

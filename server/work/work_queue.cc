@@ -12,7 +12,7 @@ WorkQueue::~WorkQueue() { Stop(); }
 
 absl::Status WorkQueue::TryPost(WorkTask task) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) return absl::UnavailableError("the server is shutting down");
     DT_RETURN_IF_ERROR(tasks_.Push(std::move(task)));
   }
@@ -24,7 +24,7 @@ void WorkQueue::Cancel(CancelToken& token) {
   token.Cancel();
   std::optional<WorkTask> dropped;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     dropped = tasks_.Remove(token);
   }
 }
@@ -32,7 +32,7 @@ void WorkQueue::Cancel(CancelToken& token) {
 bool WorkQueue::RunNext() {
   std::optional<WorkTask> task;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     task = tasks_.Pop();
   }
   if (task) task->run();
@@ -40,14 +40,14 @@ bool WorkQueue::RunNext() {
 }
 
 int WorkQueue::waiting() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return tasks_.size();
 }
 
 void WorkQueue::Stop() {
   std::vector<WorkTask> dropped;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
     while (std::optional<WorkTask> task = tasks_.Pop()) dropped.push_back(*std::move(task));
@@ -60,7 +60,7 @@ void WorkQueue::Run() {
   NameThread("dt-reading");
   while (true) {
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       wake_.wait(lock, [this] { return stopping_ || tasks_.size() > 0; });
       if (stopping_) return;
     }

@@ -1,9 +1,8 @@
 #pragma once
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "server/work/fair_queue.h"
 
 namespace dovetail::server {
@@ -32,10 +31,10 @@ class WorkQueue {
  private:
   void Run();
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  FairQueue tasks_;
-  bool stopping_ = false;
+  mutable Mutex mutex_;
+  CondVar wake_;
+  FairQueue tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -8,11 +8,11 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "base/check.h"
 #include "base/constant_time.h"
+#include "base/mutex.h"
 #include "transport/ucx/socket_hooks.h"
 #include "transport/ucx/socket_marks.h"
 
@@ -42,11 +42,11 @@ struct KnownListener {
 };
 
 struct State {
-  std::mutex mutex;
-  std::map<int, Marked> marked;
-  std::map<SocketAddress, KnownListener> known;
-  uint64_t accepted = 0;
-  GuardCounters counters;
+  Mutex mutex;
+  std::map<int, Marked> marked ABSL_GUARDED_BY(mutex);
+  std::map<SocketAddress, KnownListener> known ABSL_GUARDED_BY(mutex);
+  uint64_t accepted ABSL_GUARDED_BY(mutex) = 0;
+  GuardCounters counters ABSL_GUARDED_BY(mutex);
 };
 
 // Wrapped calls come from every thread of the process until it ends, so this is never destroyed.
@@ -60,21 +60,20 @@ thread_local std::vector<GuardedListener>* collected = nullptr;
 
 void SetMark(int fd, SocketMark mark) { socket_marks[fd].store(mark, std::memory_order_relaxed); }
 
-// The mutex of the state is held.
-void Forget(State& state, int fd) {
+void Forget(State& state, int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   SetMark(fd, SocketMark::kNone);
   state.marked.erase(fd);
 }
 
 // The peer and UCX both see the end of the connection; UCX then closes the socket.
-void Refuse(State& state, int fd) {
+void Refuse(State& state, int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   ++state.counters.refused;
   const linger reset{.l_onoff = 1, .l_linger = 0};
   setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
   shutdown(fd, SHUT_RDWR);
 }
 
-void RefuseOldestOfTooMany(State& state) {
+void RefuseOldestOfTooMany(State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   size_t waiting = 0;
   auto oldest = state.marked.end();
   for (auto it = state.marked.begin(); it != state.marked.end(); ++it) {
@@ -145,7 +144,7 @@ void GuardedListeners::Collect(absl::FunctionRef<void()> open) {
 
 GuardedListeners::~GuardedListeners() {
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   for (const GuardedListener& listener : listeners_) {
     // Its number may be that of another socket by now, which is not a listener of the guard then.
     const auto it = state.marked.find(listener.fd);
@@ -156,7 +155,7 @@ GuardedListeners::~GuardedListeners() {
 KnownTicket::KnownTicket(std::vector<SocketAddress> addresses, const Ticket& ticket)
     : addresses_(std::move(addresses)) {
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   for (const SocketAddress& address : addresses_) {
     KnownListener& known = state.known[address];
     known.ticket = ticket;  // of the latest incarnation that listens there
@@ -167,7 +166,7 @@ KnownTicket::KnownTicket(std::vector<SocketAddress> addresses, const Ticket& tic
 KnownTicket::~KnownTicket() {
   if (addresses_.empty()) return;
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   for (const SocketAddress& address : addresses_) {
     const auto it = state.known.find(address);
     if (it != state.known.end() && --it->second.holders == 0) state.known.erase(it);
@@ -176,7 +175,7 @@ KnownTicket::~KnownTicket() {
 
 GuardCounters CountersOfGuard() {
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   return state.counters;
 }
 
@@ -190,7 +189,7 @@ void OnListening(int fd) {
   const auto address = SocketAddress::From(reinterpret_cast<const sockaddr*>(&bound), length);
   if (!address.ok() || fd >= kMaxMarkedDescriptor) return;
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   state.marked[fd] = {.mark = SocketMark::kListener, .preamble = {.ticket = *collecting}};
   SetMark(fd, SocketMark::kListener);
   collected->push_back({fd, *address});
@@ -198,7 +197,7 @@ void OnListening(int fd) {
 
 bool OnAccepted(int listener, int fd) {
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   const auto it = state.marked.find(listener);
   if (it == state.marked.end() || it->second.mark != SocketMark::kListener) return true;
   if (fd >= kMaxMarkedDescriptor) {
@@ -216,7 +215,7 @@ void OnConnecting(int fd, const sockaddr* address, socklen_t length) {
   const auto to = SocketAddress::From(address, length);
   if (!to.ok()) return;
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   const auto known = state.known.find(*to);
   if (known == state.known.end()) return;
   state.marked[fd] = {.mark = SocketMark::kOwesTicket, .preamble = {.ticket = known->second.ticket}};
@@ -225,13 +224,13 @@ void OnConnecting(int fd, const sockaddr* address, socklen_t length) {
 
 void OnClosing(int fd) {
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   Forget(state, fd);
 }
 
 TicketState ReadTicket(int fd) {
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   const auto it = state.marked.find(fd);
   if (it == state.marked.end()) return TicketState::kOpen;
   Marked& socket = it->second;
@@ -259,7 +258,7 @@ TicketState ReadTicket(int fd) {
 
 bool SendTicket(int fd) {
   State& state = TheState();
-  std::lock_guard<std::mutex> lock(state.mutex);
+  MutexLock lock(state.mutex);
   const auto it = state.marked.find(fd);
   if (it == state.marked.end()) return true;
   Marked& socket = it->second;

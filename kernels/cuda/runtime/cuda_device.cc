@@ -190,7 +190,7 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaDevice::CreateCudaStream() {
 }
 
 absl::StatusOr<CudaStream*> CudaDevice::WorkerStream() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (worker_stream_ == nullptr) {
     DT_ASSIGN_OR_RETURN(worker_stream_, CreateCudaStream());
   }

@@ -1,8 +1,8 @@
 #pragma once
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "base/mutex.h"
 #include "kernels/cuda/runtime/cuda_library.h"
 #include "kernels/cuda/runtime/memory_pool.h"
 #include "kernels/device.h"
@@ -152,8 +152,8 @@ class CudaDevice : public Device {
   const std::unique_ptr<Device> host_;
   const std::unique_ptr<Stream> host_stream_;
   MemoryPool pool_;
-  std::mutex mutex_;  // of what follows
-  std::unique_ptr<CudaStream> worker_stream_;
+  Mutex mutex_;
+  std::unique_ptr<CudaStream> worker_stream_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Host memory that copies to and from a GPU reach without staging, behind Device: for tensors that the host packs or

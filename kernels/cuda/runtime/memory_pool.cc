@@ -13,7 +13,7 @@ absl::StatusOr<void*> MemoryPool::Take(size_t bytes) {
   if (bytes == 0) return nullptr;
   const size_t size = RoundUp(bytes);
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = kept_.find(size);
     if (found != kept_.end() && !found->second.empty()) {
       void* memory = found->second.back();
@@ -29,7 +29,7 @@ absl::StatusOr<void*> MemoryPool::Take(size_t bytes) {
     memory = allocate_(size);
   }
   if (!memory.ok()) return memory;
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   taken_bytes_ += size;
   return memory;
 }
@@ -37,7 +37,7 @@ absl::StatusOr<void*> MemoryPool::Take(size_t bytes) {
 void MemoryPool::Return(void* memory, size_t bytes) {
   if (memory == nullptr) return;
   const size_t size = RoundUp(bytes);
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   kept_[size].push_back(memory);
   kept_bytes_ += size;
   taken_bytes_ -= size;
@@ -46,7 +46,7 @@ void MemoryPool::Return(void* memory, size_t bytes) {
 void MemoryPool::Trim() {
   std::map<size_t, std::vector<void*>> kept;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     kept = std::exchange(kept_, {});
     kept_bytes_ = 0;
   }
@@ -56,12 +56,12 @@ void MemoryPool::Trim() {
 }
 
 size_t MemoryPool::taken_bytes() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return taken_bytes_;
 }
 
 size_t MemoryPool::kept_bytes() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return kept_bytes_;
 }
 

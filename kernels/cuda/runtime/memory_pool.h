@@ -2,9 +2,9 @@
 #include <cstddef>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace dovetail::kernels::cuda {
@@ -36,10 +36,10 @@ class MemoryPool {
  private:
   const Allocate allocate_;
   const Free free_;
-  mutable std::mutex mutex_;
-  std::map<size_t, std::vector<void*>> kept_;
-  size_t taken_bytes_ = 0;
-  size_t kept_bytes_ = 0;
+  mutable Mutex mutex_;
+  std::map<size_t, std::vector<void*>> kept_ ABSL_GUARDED_BY(mutex_);
+  size_t taken_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace dovetail::kernels::cuda
