@@ -28,7 +28,7 @@ TEST(HostKv, AStepReadsTheKvOfAllSequences) {
 
 TEST(HostKv, StatesAreReadAndWritten) {
   model::ModelConfig config = Config();
-  for (auto& layer : config.layers) layer.kind = model::LayerKind::kState;
+  for (auto& layer : config.layers) layer.kind = model::LayerKind::kLinearState;
   config.state = model::StateConfig{};
   config.state->heads = 32;
   config.state->key_dim = config.state->value_dim = 128;

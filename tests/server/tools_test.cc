@@ -103,7 +103,7 @@ TEST(Tools, ASchemaThatCannotBeEnforcedIsRefusedWhereItWouldBe) {
   const auto model = Model();
   const auto ask = [&](const std::string& strict, const std::string& choice) {
     return Ask(*model, absl::StrCat(R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",
-      "properties":{"a":{"type":"string","format":"date"}}})",
+      "properties":{"a":{"type":"string","format":"iri"}}})",
                                     strict, "}}]", choice))
         .status();
   };
