@@ -161,6 +161,7 @@ absl::Status CudaHostCrossing::Leave(int op, CudaBatch& batch) {
   DT_RETURN_IF_ERROR(batch.stream().Record(step.made));
   DT_RETURN_IF_ERROR(copies_->Wait(step.made));
   DT_RETURN_IF_ERROR(CopyOut(op, batch, *copies_));
+  DT_RETURN_IF_ERROR(step.times->Leaves(op, batch.stream()));
   step.last_op = op;
   return copies_->Record(step.copied_of_slot[op % step.copied_of_slot.size()]);
 }

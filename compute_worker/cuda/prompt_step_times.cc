@@ -11,7 +11,7 @@ absl::StatusOr<std::unique_ptr<PromptStepTimes>> PromptStepTimes::Create(kernels
   DT_ASSIGN_OR_RETURN(made->ended_, device.CreateEvent(/*timed=*/true));
   made->ops_.resize(ops);
   for (Op& op : made->ops_)
-    for (CudaEvent* const event : {&op.attends, &op.attended, &op.goes_on}) {
+    for (CudaEvent* const event : {&op.left, &op.attends, &op.attended, &op.goes_on}) {
       DT_ASSIGN_OR_RETURN(*event, device.CreateEvent(/*timed=*/true));
     }
   return made;
@@ -21,6 +21,8 @@ absl::Status PromptStepTimes::Begin(CudaStream& stream) {
   for (Op& op : ops_) op.marked = false;
   return stream.Record(begun_);
 }
+
+absl::Status PromptStepTimes::Leaves(int op, CudaStream& stream) { return stream.Record(ops_[op].left); }
 
 absl::Status PromptStepTimes::Attends(int op, CudaStream& stream) { return stream.Record(ops_[op].attends); }
 
@@ -46,7 +48,9 @@ std::optional<DenseBackend::GpuTimes> PromptStepTimes::Sum() const {
   for (const Op& op : ops_) {
     if (!op.marked) continue;
     any = true;
-    if (!add(prompts, op.attends, op.attended) || !add(waited, op.attended, op.goes_on)) return std::nullopt;
+    if (!add(waited, op.left, op.attends) || !add(prompts, op.attends, op.attended) ||
+        !add(waited, op.attended, op.goes_on))
+      return std::nullopt;
   }
   if (!any || !add(all, begun_, ended_)) return std::nullopt;
   DenseBackend::GpuTimes times;

@@ -9,14 +9,15 @@
 namespace dovetail::compute {
 
 // How long a GPU took for the parts of a step whose prompts it attended: marks in the stream of the step. What lies
-// between them, op by op, is dense layers, attention, and waiting for answers. Thread-compatible; must not outlive the
-// device.
+// between them, op by op, is dense layers, waiting for rows of other ranks, attention, and waiting for answers.
+// Thread-compatible; must not outlive the device.
 class PromptStepTimes {
  public:
   // For so many ops.
   static absl::StatusOr<std::unique_ptr<PromptStepTimes>> Create(kernels::cuda::CudaDevice& device, int ops);
 
   absl::Status Begin(kernels::cuda::CudaStream& stream);
+  absl::Status Leaves(int op, kernels::cuda::CudaStream& stream);    // q, k and v are made
   absl::Status Attends(int op, kernels::cuda::CudaStream& stream);   // from here on
   absl::Status Attended(int op, kernels::cuda::CudaStream& stream);  // up to here
   absl::Status GoesOn(int op, kernels::cuda::CudaStream& stream);    // the answers are there
@@ -29,7 +30,7 @@ class PromptStepTimes {
 
  private:
   struct Op {
-    kernels::cuda::CudaEvent attends, attended, goes_on;
+    kernels::cuda::CudaEvent left, attends, attended, goes_on;
     bool marked = false;
   };
   kernels::cuda::CudaEvent begun_, ended_;

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
+#include "compute_worker/cuda/prompt_step_times.h"
 #include "compute_worker/prompt_scratch_size.h"
 #include "model/checkpoint.h"
 #include "tests/cluster/test_engine.h"
@@ -226,6 +228,32 @@ TEST_P(GpuRanks, DivideSeveralPromptsBesideDecodes) {
     ASSERT_TRUE(sink->WaitForEnd().ok());
     EXPECT_EQ(sink->choices()[0].tokens.size(), 60u);
   }
+}
+
+// What a rank waits for rows of other ranks is no work of its own: cuts follow what a token costs it.
+TEST(PromptStepTimes, CountWhatARankWaitsForRowsAsWaiting) {
+  auto gpu = OpenGpu();
+  if (!gpu.ok()) GTEST_SKIP() << "needs a GPU: " << gpu.status().message();
+  const auto stream = (*gpu)->CreateCudaStream();
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  const auto times = compute::PromptStepTimes::Create(**gpu, 2);
+  ASSERT_TRUE(times.ok()) << times.status();
+  ASSERT_TRUE((*times)->Begin(**stream).ok());
+  for (int op = 0; op < 2; ++op) {
+    ASSERT_TRUE((*times)->Leaves(op, **stream).ok());
+    ASSERT_TRUE((*stream)->SynchronizeStatus().ok());
+    absl::SleepFor(absl::Milliseconds(30));  // for rows
+    ASSERT_TRUE((*times)->Attends(op, **stream).ok());
+    ASSERT_TRUE((*times)->Attended(op, **stream).ok());
+    ASSERT_TRUE((*stream)->SynchronizeStatus().ok());
+    absl::SleepFor(absl::Milliseconds(10));  // for answers
+    ASSERT_TRUE((*times)->GoesOn(op, **stream).ok());
+  }
+  ASSERT_TRUE((*times)->End(**stream).ok());
+  ASSERT_TRUE((*times)->Await().ok());
+  const auto sum = (*times)->Sum();
+  ASSERT_TRUE(sum.has_value());
+  EXPECT_GE(sum->waited, absl::Milliseconds(80));
 }
 
 using scheduler::PlacementPolicy;
