@@ -82,10 +82,11 @@ class DenseBackend {
   virtual std::vector<std::byte> TakeRankState(MicroBatchId) { return {}; }
 
   // After the op's k and v: those of the step's rows from first_row on, for a later rank of a group, as kRankRows has
-  // them (proto/rank_frames.h). They are there once PayloadsReady says so of the op, and stay until their owner goes.
+  // them (proto/rank_frames.h). They are there once RankRowsReady says so of the op, and stay until their owner goes.
   virtual absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId, int op, int64_t /*first_row*/) {
     return Unimplemented("attention op ", op, ": this device gives no rows to other ranks");
   }
+  virtual absl::StatusOr<bool> RankRowsReady(MicroBatchId, int /*op*/) { return true; }
   // Rows that another rank sent: a copy where this device attends to them. Until RankRowsTaken, `rows` are read and
   // must stay as they are.
   virtual absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) {

@@ -30,7 +30,7 @@ absl::StatusOr<int> RankExchange::SendLate(MicroBatchId id) {
       late.pop_front();
       continue;
     }
-    DT_ASSIGN_OR_RETURN(const bool ready, dense_.PayloadsReady(id, first.op));
+    DT_ASSIGN_OR_RETURN(const bool ready, dense_.RankRowsReady(id, first.op));
     if (!ready) break;
     const Late sent = std::move(late.front());
     late.pop_front();

@@ -49,10 +49,12 @@ class CudaCrossing {
   virtual absl::Status AttendPrompts(const ComputeWorkerCore&, int op, CudaBatch&) {
     return Internal("attention op ", op, ": prompts are attended on attention workers");
   }
-  // Behind Leave: k and v of the step's rows from first_row on, for another rank; there once Ready.
+  // Behind Leave, before AttendPrompts: k and v of the step's rows from first_row on, for another rank; there once
+  // RankRowsReady.
   virtual absl::StatusOr<transport::LentBytes> RankRows(int op, int64_t /*first_row*/, CudaBatch&) {
     return Internal("attention op ", op, ": the ranks of a prompt exchange through the hosts");
   }
+  virtual absl::StatusOr<bool> RankRowsReady(int /*op*/, const CudaBatch&) const { return true; }
   // The payloads of the op are where they can be packed without waiting. kInternal: the device is lost.
   virtual absl::StatusOr<bool> Ready(int /*op*/, const CudaBatch&) const { return true; }
   // The payloads of part `p` [5].

@@ -482,6 +482,11 @@ absl::StatusOr<bool> CudaDense::PayloadsReady(MicroBatchId id, int op) {
   return batch.crossing->Ready(op, batch);
 }
 
+absl::StatusOr<bool> CudaDense::RankRowsReady(MicroBatchId id, int op) {
+  const MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->RankRowsReady(op, batch);
+}
+
 absl::StatusOr<transport::LentBytes> CudaDense::RankRows(MicroBatchId id, int op, int64_t first_row) {
   MicroBatch& batch = micro_batches_[id.value()];
   return batch.crossing->RankRows(op, first_row, batch);

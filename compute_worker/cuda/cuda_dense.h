@@ -39,6 +39,7 @@ class CudaDense final : public DenseBackend {
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;
   absl::StatusOr<bool> PayloadsReady(MicroBatchId id, int op) override;
+  absl::StatusOr<bool> RankRowsReady(MicroBatchId id, int op) override;
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                  int op) override;
   absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,

@@ -78,7 +78,9 @@ absl::Status CudaHostCrossing::BeginStreaming(const ComputeWorkerCore& core, Cud
   if (step.times == nullptr) {
     for (int slot = 0; slot < core.options().key_values_in_flight; ++slot) {
       DT_ASSIGN_OR_RETURN(CudaEvent copied, device_.CreateEvent());
+      DT_ASSIGN_OR_RETURN(CudaEvent given, device_.CreateEvent());
       step.copied_of_slot.push_back(std::move(copied));
+      step.given_of_slot.push_back(std::move(given));
     }
     DT_ASSIGN_OR_RETURN(step.times, PromptStepTimes::Create(device_, table_.op_count()));
   }
@@ -120,6 +122,7 @@ void CudaHostCrossing::FindRows(const ComputeWorkerCore& core, MicroBatchId id, 
 absl::Status CudaHostCrossing::BeforeHeads(CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
   if (!step.streams || !step.last_op) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(batch.stream().Wait(GivenOf(step, *step.last_op)));
   return batch.stream().Wait(CopiedOf(step, *step.last_op));
 }
 
@@ -166,7 +169,8 @@ absl::Status CudaHostCrossing::Leave(int op, CudaBatch& batch) {
   return copies_->Record(step.copied_of_slot[op % step.copied_of_slot.size()]);
 }
 
-// In the stream of the op's other copies, so what tells that those are done tells it of these.
+// On the device they are copied by its kernels, which would wait for the attention kernel in any stream but the step's:
+// it fills the device. So the step's stream copies them, before that kernel.
 absl::StatusOr<transport::LentBytes> CudaHostCrossing::RankRows(int op, int64_t first_row, CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
   if (rank_rows_ == nullptr || copies_ == nullptr)
@@ -175,20 +179,25 @@ absl::StatusOr<transport::LentBytes> CudaHostCrossing::RankRows(int op, int64_t 
   const int64_t key = int64_t{spec.kv_heads} * spec.key_dim * kElement;
   const int64_t value = int64_t{spec.kv_heads} * spec.value_dim * kElement;
   const int64_t rows = batch.rows - first_row;
-  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given, rank_rows_->Give(rows * (key + value), *copies_));
+  CudaStream& stream = step.streams && rank_rows_->on_device() ? batch.stream() : *copies_;
+  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given, rank_rows_->Give(rows * (key + value), stream));
   if (!step.streams) {
     DT_RETURN_IF_ERROR(Await(op, batch));
   }
   const std::byte* const keys = batch.key_value->data();
-  DT_RETURN_IF_ERROR(copies_->Copy(given.memory, keys + first_row * key, rows * key));
-  DT_RETURN_IF_ERROR(
-      copies_->Copy(given.memory + rows * key, keys + batch.rows * key + first_row * value, rows * value));
+  DT_RETURN_IF_ERROR(stream.Copy(given.memory, keys + first_row * key, rows * key));
+  DT_RETURN_IF_ERROR(stream.Copy(given.memory + rows * key, keys + batch.rows * key + first_row * value, rows * value));
   if (!step.streams) {
     DT_RETURN_IF_ERROR(copies_->SynchronizeStatus());
   } else {
-    DT_RETURN_IF_ERROR(copies_->Record(step.copied_of_slot[op % step.copied_of_slot.size()]));
+    DT_RETURN_IF_ERROR(stream.Record(step.given_of_slot[op % step.given_of_slot.size()]));
   }
   return std::move(given.rows);
+}
+
+absl::StatusOr<bool> CudaHostCrossing::RankRowsReady(int op, const CudaBatch& batch) const {
+  const Step& step = steps_[batch.id.value()];
+  return step.streams ? GivenOf(step, op).Done() : absl::StatusOr<bool>(true);
 }
 
 absl::Status CudaHostCrossing::AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) {

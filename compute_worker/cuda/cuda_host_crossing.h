@@ -35,6 +35,7 @@ class CudaHostCrossing final : public CudaCrossing {
   absl::Status Leave(int op, CudaBatch& batch) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) override;
   absl::StatusOr<transport::LentBytes> RankRows(int op, int64_t first_row, CudaBatch& batch) override;
+  absl::StatusOr<bool> RankRowsReady(int op, const CudaBatch& batch) const override;
   absl::StatusOr<bool> Ready(int op, const CudaBatch& batch) const override;
   absl::StatusOr<transport::LentBytes> PackQuery(const std::vector<WorkerPart>& parts, int p, int op,
                                                  CudaBatch& batch) override;
@@ -62,6 +63,7 @@ class CudaHostCrossing final : public CudaCrossing {
     // Of steps with prompts.
     bool streams = false;
     std::vector<kernels::cuda::CudaEvent> copied_of_slot;  // their copies are: by op, modulo the ops that are in flight
+    std::vector<kernels::cuda::CudaEvent> given_of_slot;   // likewise: what goes to other ranks is
     std::optional<int> last_op;                            // that left
     std::vector<std::vector<Rows>> asked;                  // by layer group: whose q leaves
     std::vector<Rows> elsewhere;                           // that are no prompt's
@@ -78,6 +80,9 @@ class CudaHostCrossing final : public CudaCrossing {
   absl::Status Await(int op, CudaBatch& batch);
   const kernels::cuda::CudaEvent& CopiedOf(const Step& step, int op) const {
     return step.copied_of_slot[op % step.copied_of_slot.size()];
+  }
+  const kernels::cuda::CudaEvent& GivenOf(const Step& step, int op) const {
+    return step.given_of_slot[op % step.given_of_slot.size()];
   }
 
   const proto::AttentionTable& table_;

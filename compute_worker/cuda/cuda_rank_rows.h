@@ -24,10 +24,11 @@ class CudaRankRows {
  public:
   // `on_device`: all other ranks reach this GPU's memory.
   static absl::StatusOr<std::unique_ptr<CudaRankRows>> Create(kernels::cuda::CudaDevice& device, bool on_device);
+  bool on_device() const { return on_device_; }
   ~CudaRankRows();  // waits for its own copies
 
   // Memory for rows that are sent, which work of `stream` fills; in use until the owner of `rows` goes. All of one
-  // object are filled in one stream.
+  // object are filled in one stream, or the host waits for what fills them.
   struct Given {
     std::byte* memory = nullptr;
     transport::LentBytes rows;
