@@ -248,19 +248,21 @@ void StepPlanner::ChoosePrefills(MicroBatch& batch, int& budget) {
   int tenants = 1;
   for (size_t i = 1; i < scratch_.size(); ++i)
     tenants += scratch_[i]->request->tenant != scratch_[i - 1]->request->tenant;
+  const double part_s = chunks_.room_s / tenants;
+  const int share = std::max(1, budget / tenants);
   for (size_t i = 0; i < scratch_.size() && options_.enable_chunked_prefill && tenants > 1;) {
-    chunks_.part_s = chunks_.room_s / tenants;
-    int part = std::max(1, budget / tenants--);
+    chunks_.part_s = part_s;
+    int part = share;
     const Tenant* tenant = scratch_[i]->request->tenant;
     for (; i < scratch_.size() && scratch_[i]->request->tenant == tenant; ++i) {
       const int before = budget;
       GivePrefill(*scratch_[i], std::min(part, budget), budget);
       part -= before - budget;
     }
-    tenants = std::max(tenants, 1);
   }
   chunks_.part_s = chunks_.room_s;
-  for (Sequence* sequence : scratch_) GivePrefill(*sequence, budget, budget);  // what no tenant's part used up
+  // What no tenant's part used up, or is lost to whole segments: to the least served.
+  for (Sequence* sequence : scratch_) GivePrefill(*sequence, budget, budget);
 }
 
 }  // namespace dovetail::scheduler

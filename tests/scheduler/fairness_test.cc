@@ -1,9 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/scheduler/fake_cluster.h"
@@ -13,6 +15,7 @@
 namespace dovetail::scheduler {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 struct Load {
@@ -116,6 +119,53 @@ TEST(Fairness, HoldsWithTwoMicroBatches) {
   const Load fair{.tenant = "", .every = absl::Milliseconds(100), .prompt = 64, .max_tokens = 50};
   const Load greedy{.tenant = "", .every = absl::Milliseconds(10), .prompt = 64, .max_tokens = 500};
   ExpectOthersKeepTheirGoodput(fair, greedy, {.micro_batches = 2});
+}
+
+// Of one step, the tokens of each of its prompts, in order of size. Each tenant has one long prompt.
+std::vector<std::vector<size_t>> StepsOfLongPrompts(const std::vector<std::string>& tenants) {
+  ClusterOptions options;
+  options.scheduler.attention = SmallTable(1, 1);
+  options.scheduler.max_num_seqs = 8;
+  options.scheduler.max_model_len = 8192;
+  options.scheduler.max_num_batched_tokens = 120;
+  options.kv_blocks = {100000};
+  FakeCluster cluster(options);
+  std::vector<std::vector<size_t>> steps;
+  cluster.on_action = [&](const Action& action) {
+    const auto* run = std::get_if<RunStep>(&action);
+    if (run == nullptr) return;
+    auto& tokens = steps.emplace_back();
+    for (const proto::StepEntry& entry : run->plan.entries) tokens.push_back(entry.tokens.size());
+    std::sort(tokens.begin(), tokens.end());
+  };
+  std::vector<RequestId> ids;
+  for (const std::string& tenant : tenants) {
+    GenerationRequest request;
+    request.tenant = tenant;
+    request.prompt = SomePrompt(4000, ids.size());
+    request.max_tokens = 2;
+    ids.push_back(cluster.Submit(request));
+  }
+  const auto begun = [&](RequestId id) { return !cluster.stream(id).tokens.empty(); };
+  while (std::none_of(ids.begin(), ids.end(), begun) && cluster.RunOne()) {
+  }
+  EXPECT_TRUE(std::any_of(ids.begin(), ids.end(), begun));
+  EXPECT_THAT(cluster.violations(), IsEmpty());
+  return steps;
+}
+
+// None waits while the prompt of another gets all of a step.
+TEST(Fairness, EachTenantWithAPromptGetsItsPartOfAStep) {
+  for (const std::vector<std::string>& tenants :
+       {std::vector<std::string>{"a", "b"}, {"a", "b", "c"}, {"a", "b", "c", "d"}}) {
+    const std::vector<std::vector<size_t>> steps = StepsOfLongPrompts(tenants);
+    const std::vector<size_t> equal(tenants.size(), 120 / tenants.size());
+    const auto shared = std::count(steps.begin(), steps.end(), equal);
+    EXPECT_GE(shared, static_cast<std::ptrdiff_t>(steps.size()) - 4)
+        << tenants.size() << " tenants share " << shared << " of " << steps.size() << " steps";
+    EXPECT_GE(steps.size(), 3900 * tenants.size() / 120);
+  }
+  EXPECT_THAT(StepsOfLongPrompts({"a", "a"}).front(), ElementsAre(120)) << "one tenant: one prompt after the other";
 }
 
 // Closed loop: everybody always has work. Tokens are then shared evenly, whatever the shapes of the requests.
