@@ -29,9 +29,7 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   options.hand_over_at_end = tuning.hand_over_at_end;
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
   if (tuning.dense != nullptr) {
-    // Steps that GPUs exchange themselves have prompts attended where the blocks are.
-    const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes;
-    const bool elsewhere = tuning.shared_gpu != nullptr || linked;
+    const bool elsewhere = tuning.shared_gpu != nullptr;  // where the blocks are
     options.prompt_blocks =
         elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
     options.rank_rows = options.prompt_blocks > 0;
@@ -123,6 +121,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
         return Refuse(id, step, StepStatus::kForgotten, known);
       if (auto pending = dense_->PendingGrammars(*plan); !pending.empty())
         return Postpone(id, step, std::move(pending));
+      links_.TellLinked(core_);
       return Feed(PlanArrived{*std::move(plan)});
     }
     case FrameType::kWithdrawStep: return Withdraw(id, step);

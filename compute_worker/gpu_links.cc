@@ -42,6 +42,10 @@ void GpuLinks::LosePeer(WorkerId worker, Epoch epoch) {
   });
 }
 
+void GpuLinks::TellLinked(ComputeWorkerCore& core) const {
+  for (const AttentionWorkerAddress& peer : peers_) core.SetLinked(peer.node, With(peer.node) != nullptr);
+}
+
 void GpuLinks::Send(std::vector<ExchangeParty::Frame>& frames) {
   for (ExchangeParty::Frame& frame : frames) {
     const auto* const bytes = reinterpret_cast<const std::byte*>(frame.bytes.data());

@@ -24,6 +24,8 @@ class GpuLinks {
   void LosePeer(WorkerId worker, Epoch epoch);
   void OnFrame(const transport::Delivery& delivery);
   bool Progress();  // true: links are being made
+  // ComputeWorkerCore::SetLinked of all peers.
+  void TellLinked(ComputeWorkerCore& core) const;
 
   exchange::GpuExchange* With(NodeId node) const { return on_gpu() ? party_->With(node) : nullptr; }
   // There is no link with this node and none is being made, although it has a GPU.

@@ -11,7 +11,7 @@ using proto::FrameType;
 absl::StatusOr<bool> OneGpuCrossing::Takes(MicroBatchId id) {
   const std::vector<WorkerPart>& parts = core_.PartsOf(id);
   return parts.size() == 1 && parts[0].node == gpu_.attention() && !core_.PlanOf(id).part.in_group() &&
-         SpreadRows(core_, id, spread_);
+         core_.PromptsOf(id).empty() && SpreadRows(core_, id, spread_);
 }
 
 absl::Status OneGpuCrossing::SendBegin(SendStepBegin& begin) {

@@ -22,7 +22,7 @@ bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
     gpus[p] = gpu_of(parts[p].node);
     if (gpus[p].empty() || std::find(gpus.begin(), gpus.begin() + p, gpus[p]) != gpus.begin() + p) return false;
   }
-  return SpreadRows(core, id, spread);
+  return SpreadRows(core, id, spread) && (core.PromptsOf(id).empty() || spread.runs.size() <= kMostPromptRuns);
 }
 
 absl::StatusOr<bool> PeerCrossing::Takes(MicroBatchId id) {

@@ -10,7 +10,8 @@
 
 namespace dovetail::compute {
 
-// By the GPUs of two processes themselves, with no host between the step's begin and its tokens (ADR 26).
+// By the GPUs of two processes themselves, with no host between the step's begin and its tokens (ADR 26). Prompts of
+// the step may be attended here (ADR 65).
 class PeerCrossing final : public Crossing {
  public:
   // All outlive it. `required`: a step whose attention workers have GPUs must cross this way.
@@ -35,9 +36,14 @@ class PeerCrossing final : public Crossing {
   RowSpread spread_;                                        // of the step at hand
 };
 
-// Whether a step may cross between GPUs: every sequence lies whole on one attention worker, and `gpu_of` each of them
-// says which GPU it has that this one is linked with, at most kMostExchangePeers and no two the same. Processes that
-// share a GPU take turns on it, so one that waits there holds up the other. Empty: no link. `spread` is scratch.
+// Rows of a step with prompts that are attended here are copied to the peers run by run: a step of more runs goes
+// through the hosts.
+inline constexpr size_t kMostPromptRuns = 64;
+
+// Whether a step may cross between GPUs: every sequence lies whole on one attention worker, where all of it is attended
+// or, of a prompt, nothing; and `gpu_of` each of them says which GPU it has that this one is linked with, at most
+// kMostExchangePeers and no two the same. Processes that share a GPU take turns on it, so one that waits there holds up
+// the other. Empty: no link. `spread` is scratch.
 bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
                      const std::function<std::string_view(NodeId)>& gpu_of, RowSpread& spread);
 

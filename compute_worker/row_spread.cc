@@ -7,15 +7,41 @@ namespace {
 
 constexpr int kNobody = -1;
 
+// Nothing of it is asked of its worker, which only keeps its K and V.
+bool IsAttendedHere(const proto::ShardStep& item) {
+  return item.tokens.whole() && item.attend_end == 0 && item.gather_count == 0 && item.rows.kv_count == item.q_len;
+}
+
 // Notes whose the items of a layer group are; false if one is not a whole sequence, or is another part's in `of`.
 bool TakeItems(const proto::StepLayout& layout, int kv_heads, int part, bool first_group, std::vector<int>& of) {
   for (const proto::ShardStep& item : layout.items) {
-    if (!item.finished() || item.kv_heads.size() != kv_heads || item.rows.q_count == 0) return false;
+    const bool whole = (item.finished() && item.rows.q_count > 0) || IsAttendedHere(item);
+    if (!whole || item.kv_heads.size() != kv_heads) return false;
     int& owner = of[item.entry];
     if (owner != (first_group ? kNobody : part)) return false;
     owner = part;
   }
   return true;
+}
+
+// Numbers the rows of q and o, and of k and v, part by part.
+void FindRuns(const ComputeWorkerCore& core, MicroBatchId id, RowSpread& spread) {
+  const std::vector<proto::StepEntry>& entries = core.PlanOf(id).entries;
+  std::vector<bool> here(entries.size());
+  for (const PromptEntry& prompt : core.PromptsOf(id)) here[prompt.entry] = true;
+  std::vector<int64_t> asked(spread.part_rows.size()), all(spread.part_rows.size());
+  int64_t row = 0;
+  spread.runs.clear();
+  for (size_t e = 0; e < entries.size(); ++e) {
+    const int part = spread.entry_part[e];
+    const auto count = static_cast<int64_t>(entries[e].tokens.size());
+    if (spread.runs.empty() || spread.runs.back().part != part || spread.runs.back().attended_here != here[e])
+      spread.runs.push_back({part, here[e], row, 0, asked[part], all[part]});
+    spread.runs.back().count += count;
+    row += count;
+    all[part] += count;
+    if (!here[e]) asked[part] += count;
+  }
 }
 
 }  // namespace
@@ -40,6 +66,7 @@ bool SpreadRows(const ComputeWorkerCore& core, MicroBatchId id, RowSpread& sprea
     if (part == kNobody) return false;
     for (size_t i = 0; i < entries[e].tokens.size(); ++i) spread.rows.push_back({part, spread.part_rows[part]++});
   }
+  FindRuns(core, id, spread);
   return true;
 }
 

@@ -34,6 +34,7 @@ class SharedGpu;
 //     ThroughHosts: bytes in host memory, which are there when the frame is sent. If the device has not computed them
 //     when the frame is due, it is sent late; what a step draws waits behind its last frame.
 //     OnOneGpu: device memory. What was enqueued before writes its bytes.
+//     BetweenGpus: a slot of the receiver's GPU; there once its number is. The answer gives the slot back.
 //  6. One answer. Each part that is asked gives one answer to an op. The compute node has the answers of all parts
 //     before it runs the piece that reads o. Where no frame brings them it makes them itself, at once: they say where o
 //     will be, and what reads o waits for it on the device.
@@ -60,7 +61,8 @@ struct OnOneGpu {
   SharedGpu* gpu = nullptr;
 };
 
-// Kernels store payloads into the other GPU's memory and wait for numbers there (exchange/cuda/gpu_exchange.h).
+// Kernels store payloads into the other GPU's memory and wait for numbers there (exchange/cuda/gpu_exchange.h). Those
+// of a step with prompts that the compute worker attends are copied there by its copy engine.
 struct BetweenGpus {
   // Of a compute worker: by part of the step, at least one. Of an attention worker: the one with the compute worker.
   std::vector<GpuExchange*> peers;

@@ -1,5 +1,6 @@
 #include "attention_worker/cuda/cuda_attention_crossings.h"
 
+#include <algorithm>
 #include <variant>
 
 #include "kernels/cuda/exchange/cuda_exchange.h"
@@ -130,19 +131,21 @@ absl::Status CudaAttentionExecutor::PeerCrossing::Use(const exchange::Seam& seam
 absl::Status CudaAttentionExecutor::PeerCrossing::Begin(MicroBatchId id, MicroBatch& batch) {
   DT_RETURN_IF_ERROR(batch.work->Begin(*batch.stream));
   int64_t rows = 0;
-  for (const proto::ShardStep& item : executor_.core_.LayoutOf(id, LayerGroup(0)).items) rows += item.rows.q_count;
+  for (const proto::ShardStep& item : executor_.core_.LayoutOf(id, LayerGroup(0)).items)
+    rows += std::max(item.rows.q_count, item.rows.kv_count);
   if (rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
   return steps_[id.value()].peer->BeginStep(*batch.stream, id, executor_.core_.StepOf(id));
 }
 
-// Waits for q, k and v with the append; o is stored into the peer's memory as it is computed.
+// Waits for q, k and v with the append; o is stored into the peer's memory as it is computed. Of a prompt that the
+// compute worker attends k and v are all that comes, and the number all that goes.
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(MicroBatchId id, int op,
                                                                               std::span<const std::byte> payload,
                                                                               MicroBatch& batch) {
   const LayerGroup group = executor_.core_.table().op_group[op];
   const int op_index = executor_.core_.table().op_index_in_group[op];
   const GroupStep& step = batch.groups[group.value()];
-  if (!step.partials.empty() || step.appends.empty() || !step.attends)
+  if (!step.partials.empty() || step.appends.empty())
     return Internal("attention op ", op, ": a step of divided sequences cannot stay on GPUs");
   const auto offset = static_cast<uint64_t>(op_index * step.op_step);
   const std::byte *const query = batch.payload.data(), *const key_value = payload.data();

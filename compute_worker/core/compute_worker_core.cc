@@ -23,6 +23,11 @@ ComputeWorkerCore::ComputeWorkerCore(const proto::AttentionTable& table, StepPro
       state_slots_(options.state_slots),
       inbox_(options.micro_batches) {}
 
+void ComputeWorkerCore::SetLinked(NodeId node, bool linked) {
+  for (AttentionWorkerAddress& known : workers_)
+    if (known.node == node) known.linked = linked;
+}
+
 void ComputeWorkerCore::AddAttentionWorker(const AttentionWorkerAddress& address) {
   for (AttentionWorkerAddress& known : workers_)
     if (known.worker == address.worker) {

@@ -268,6 +268,7 @@ struct AttentionWorkerAddress {
   WorkerId worker;
   Epoch epoch;
   NodeId node;
+  bool linked = false;  // SetLinked
 };
 
 // A rank of a group does not go on while a later one has so many ops of its K and V and has not attended to them, or an
@@ -314,6 +315,11 @@ class ComputeWorkerCore {
 
   // Attention workers that plans may name. A later call with the same worker replaces its epoch and node.
   void AddAttentionWorker(const AttentionWorkerAddress& address);
+
+  // Whether that worker's device and this one's exchange layers themselves; not, until told so. For plans that arrive
+  // from here on: a prompt that lies whole on a linked worker is attended here only if all that it sees is here, and
+  // else there, so that nothing of it crosses through the hosts.
+  void SetLinked(NodeId node, bool linked);
 
   // Applies an event; appends actions, to be done in order. A plan that cannot run finishes at once with kWorkerFailed
   // and says why; one that names a worker that is not connected, with kWorkerUnreachable.
@@ -432,6 +438,8 @@ class ComputeWorkerCore {
   proto::EntryExchange ExchangeOf(const MicroBatch& batch, int entry) const;
   void BeginStates(MicroBatch& batch);
   PromptEntry BeginPrompt(const proto::StepEntry& entry);
+  PromptEntry BeginLinkedPrompt(const proto::StepEntry& entry);
+  bool IsLinked(const proto::StepEntry& entry) const;
   PromptEntry BeginPromptFromRanks(const proto::StepPlan& plan);
   void EndPrompts(MicroBatch& batch, bool went_well);
   void ExpectAnswers(MicroBatch& batch, int op);

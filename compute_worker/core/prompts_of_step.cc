@@ -41,6 +41,29 @@ PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
   return prompt;
 }
 
+// Its worker attends to all of it, or to nothing.
+PromptEntry ComputeWorkerCore::BeginLinkedPrompt(const StepEntry& entry) {
+  PromptEntry prompt;
+  if (scratch_.FirstMissing(entry.sequence, entry.ctx_len, entry.ctx_len) == entry.ctx_len) {
+    const PromptScratch::Part* const part =
+        scratch_.Begin(entry.sequence, entry.ctx_len, static_cast<int>(entry.tokens.size()), !entry.sample);
+    if (part != nullptr && part->begin == 0) prompt.part = part;
+  }
+  if (prompt.part == nullptr) scratch_.Drop(entry.sequence);
+  return prompt;
+}
+
+bool ComputeWorkerCore::IsLinked(const StepEntry& entry) const {
+  const proto::Shard& first = entry.placement[0];
+  const auto worker = std::find_if(workers_.begin(), workers_.end(), [&](const AttentionWorkerAddress& known) {
+    return known.worker == first.worker && known.epoch == first.epoch;
+  });
+  return worker != workers_.end() && worker->linked &&
+         std::all_of(entry.placement.begin(), entry.placement.end(), [&](const proto::Shard& shard) {
+           return shard.worker == first.worker && shard.epoch == first.epoch;
+         });
+}
+
 // What is missing of the tokens before the group is gathered from the attention workers, if there is room; else asked
 // about, and gathered no further back than the group's first segment. Without room for that either, all is asked.
 PromptEntry ComputeWorkerCore::BeginPromptFromRanks(const proto::StepPlan& plan) {
@@ -78,10 +101,12 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
       continue;
     }
     const bool later = batch.plan.part.rank > 0;
+    const bool linked = !batch.plan.part.in_group() && IsLinked(entry);
     if (Switches(batch.plan)) scratch_.Drop(entry.sequence);
     PromptEntry prompt = Switches(batch.plan)         ? BeginPromptOfSwitch(batch.plan)
                          : Rings(batch.plan) && later ? BeginPromptOfRing(batch.plan)
                          : direct                     ? BeginPromptFromRanks(batch.plan)
+                         : linked                     ? BeginLinkedPrompt(entry)
                                                       : BeginPrompt(entry);
     if (prompt.part == nullptr && !prompt.switches) continue;
     prompt.entry = static_cast<int>(e);

@@ -76,6 +76,9 @@ class CudaCrossing {
 
   // The launched step waits for another process.
   virtual bool WaitsForPeers() const { return false; }
+  // Of such a step that draws nothing: its end is waited for nonetheless, and whether it has come.
+  virtual bool WaitsForEnd(MicroBatchId) const { return false; }
+  virtual bool Ran(MicroBatchId) const { return true; }
   // Once the step has run: how it ended. `drawn`: what became of its draws, which mean nothing if a peer did not
   // answer. kUnavailable: it did not.
   virtual absl::Status Ended(MicroBatchId, StepId, const absl::Status& drawn) { return drawn; }

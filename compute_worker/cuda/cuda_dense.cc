@@ -26,6 +26,13 @@ constexpr int64_t kRunElements = 8;  // of 16 bytes
 
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
 
+// Nor are its logits or final states asked for.
+bool DrawsNothing(const proto::StepPlan& plan) {
+  return std::none_of(plan.entries.begin(), plan.entries.end(), [](const proto::StepEntry& entry) {
+    return entry.sample || entry.prompt_logprobs >= 0 || entry.logits_rows > 0 || entry.pool_rows > 0;
+  });
+}
+
 // Products of so many rows: fewer sizes to choose algorithms for. The rows beyond are scratch.
 int64_t PaddedRows(int64_t rows) {
   return rows <= kRowStep || rows > kMostPadded ? rows : (rows + kRowStep - 1) / kRowStep * kRowStep;
@@ -83,8 +90,8 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
   // Experts have one scratch, products of weights in few bits another.
   CudaPeerCrossing::MakeLane make_lane;
   if (hybrid_ == nullptr && !model_.keeps()) make_lane = [this] { return MakeLane(); };
-  DT_ASSIGN_OR_RETURN(between_gpus_,
-                      CudaPeerCrossing::Create(table_, stream_, shared_, std::move(make_lane), options.micro_batches));
+  DT_ASSIGN_OR_RETURN(between_gpus_, CudaPeerCrossing::Create(table_, stream_, shared_, std::move(make_lane),
+                                                              options.micro_batches, prompts_.get()));
   return absl::OkStatus();
 }
 
@@ -456,7 +463,7 @@ absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBa
   DT_ASSIGN_OR_RETURN(const bool begun, sampler.Begin(plan, Floats(batch.x), DrawId(batch), *batch.work));
   DT_RETURN_IF_ERROR(batch.crossing->Launch(batch));
   if (begun) DT_RETURN_IF_ERROR(sampler.Launched(DrawId(batch)));
-  return begun;
+  return begun || (DrawsNothing(plan) && batch.crossing->WaitsForEnd(id));
 }
 
 std::optional<DenseBackend::GpuTimes> CudaDense::TimesOf(MicroBatchId id) const {
@@ -465,7 +472,9 @@ std::optional<DenseBackend::GpuTimes> CudaDense::TimesOf(MicroBatchId id) const 
 
 bool CudaDense::Drawn(MicroBatchId id) {
   const MicroBatch& batch = micro_batches_[id.value()];
-  return !batch.crossing->WaitsForPeers() || batch.lane->sampler->Done(DrawId(batch));
+  if (!batch.crossing->WaitsForPeers()) return true;
+  const CudaTokenSampler& sampler = *batch.lane->sampler;
+  return sampler.begun(DrawId(batch)) ? sampler.Done(DrawId(batch)) : batch.crossing->Ran(id);
 }
 
 absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {

@@ -276,7 +276,10 @@ absl::Status CudaHostCrossing::BeforeDraws(CudaBatch& batch) {
 absl::Status CudaHostCrossing::Ended(MicroBatchId id, StepId, const absl::Status& drawn) {
   Step& step = steps_[id.value()];
   DT_RETURN_IF_ERROR(drawn);
-  if (step.streams) DT_RETURN_IF_ERROR(step.times->Await());
+  if (step.streams) {
+    DT_RETURN_IF_ERROR(step.times->Await());
+    prompts_->Ended(id);
+  }
   step.under_way = false;
   return absl::OkStatus();
 }

@@ -23,9 +23,11 @@ constexpr size_t kUploadPart = 256;
 
 absl::StatusOr<std::unique_ptr<CudaPeerCrossing>> CudaPeerCrossing::Create(const proto::AttentionTable& table,
                                                                            CudaStream& stream, CudaLane& shared,
-                                                                           MakeLane make_lane, int micro_batches) {
+                                                                           MakeLane make_lane, int micro_batches,
+                                                                           CudaPromptAttention* prompts) {
   std::unique_ptr<CudaPeerCrossing> made(new CudaPeerCrossing(table, shared, std::move(make_lane), micro_batches));
   kernels::cuda::CudaDevice& device = stream.device();
+  if (prompts != nullptr) made->prompts_ = std::make_unique<CudaPeerPrompts>(table, device, *prompts, micro_batches);
   const kernels::cuda::ExchangeTurn turn;
   DT_ASSIGN_OR_RETURN(made->turn_, device.Allocate(sizeof(turn)));
   DT_RETURN_IF_ERROR(stream.Copy(made->turn_->data(), &turn, sizeof(turn)));
@@ -73,7 +75,10 @@ absl::Status CudaPeerCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& b
   if (const size_t parts = core.PartsOf(batch.id).size(); parts != step.peers.size())
     return Internal("a step of ", parts, " attention workers cannot stay on ", step.peers.size(), " GPUs");
   if (!SpreadRows(core, batch.id, step.spread)) return Internal("a step of divided sequences cannot stay on GPUs");
+  step.attends = !core.PromptsOf(batch.id).empty();
+  if (prompts_ != nullptr) DT_RETURN_IF_ERROR(prompts_->Settle(batch));
   DT_RETURN_IF_ERROR(batch.BeginWork());
+  if (step.attends) DT_RETURN_IF_ERROR(batch.work->BeImmediate(batch.stream()));
   step.load = LoadWith(batch);
   step.lane = batch.lane;
   step.row_count = batch.rows;
@@ -82,7 +87,7 @@ absl::Status CudaPeerCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& b
   auto* const turn = step.takes_turns ? reinterpret_cast<kernels::cuda::ExchangeTurn*>(turn_->data()) : nullptr;
   for (GpuExchange* const peer : step.peers)
     DT_RETURN_IF_ERROR(peer->BeginStep(batch.stream(), batch.id, core.PlanOf(batch.id).step, turn));
-  return absl::OkStatus();
+  return step.attends ? prompts_->Begin(core, batch, step.peers, step.spread) : absl::OkStatus();
 }
 
 size_t CudaPeerCrossing::UploadBytes(int64_t rows) {
@@ -91,16 +96,15 @@ size_t CudaPeerCrossing::UploadBytes(int64_t rows) {
 
 void CudaPeerCrossing::AddTo(kernels::cuda::UploadLayout& layout, const CudaBatch& batch) {
   Step& step = StepOf(batch);
-  const bool fans = step.peers.size() > 1;
-  step.fan_at = layout.Add<ExchangeFan>(fans ? 1 : 0);
-  step.fan_rows_at = layout.Add<ExchangeRow>(fans ? batch.rows : 0);
+  step.fan_at = layout.Add<ExchangeFan>(step.fans() ? 1 : 0);
+  step.fan_rows_at = layout.Add<ExchangeRow>(step.fans() ? batch.rows : 0);
 }
 
 void CudaPeerCrossing::Fill(std::byte* host, const std::byte* device, const CudaBatch& batch) {
   Step& step = StepOf(batch);
   step.fan = nullptr;
   step.rows = nullptr;
-  if (step.peers.size() == 1) return;
+  if (!step.fans()) return;
   exchange::FillFan(step.peers, batch.id, step.spread.part_rows, *reinterpret_cast<ExchangeFan*>(host + step.fan_at));
   auto* row = reinterpret_cast<ExchangeRow*>(host + step.fan_rows_at);
   for (const RowSpread::Row& from : step.spread.rows) *row++ = {from.part, from.row};
@@ -115,9 +119,22 @@ std::array<uint64_t, 3> CudaPeerCrossing::Words(const CudaBatch& batch) const {
   return {StepWork::Word(end.own), StepWork::Word(end.peer), StepWork::Word(step.fan)};
 }
 
+absl::Status CudaPeerCrossing::BeforeHeads(CudaBatch& batch) {
+  return StepOf(batch).attends ? prompts_->BeforeHeads(batch) : absl::OkStatus();
+}
+
+absl::Status CudaPeerCrossing::Leave(int op, CudaBatch& batch) {
+  return StepOf(batch).attends ? prompts_->Leave(op, batch) : absl::OkStatus();
+}
+
+absl::Status CudaPeerCrossing::AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) {
+  return prompts_->Attend(core, op, batch);
+}
+
 // q, k and v are stored where they are attended.
 void CudaPeerCrossing::LeaveFrom(int op, const CudaBatch& batch, kernels::cuda::KvAppendLaunch& out) {
   const Step& step = StepOf(batch);
+  if (step.attends) return;
   out.signal_op = op;
   out.fan = step.fan;
   out.fan_rows = step.rows;
@@ -132,14 +149,16 @@ void CudaPeerCrossing::LeaveFrom(int op, const CudaBatch& batch, kernels::cuda::
 }
 
 const void* CudaPeerCrossing::Arriving(const std::vector<WorkerPart>& parts, const CudaBatch& batch) const {
-  return StepOf(batch).only() != nullptr ? parts[0].partial.data() : nullptr;
+  const Step& step = StepOf(batch);
+  return step.only() != nullptr && !step.attends ? parts[0].partial.data() : nullptr;
 }
 
-// o lies in the one peer's slot, or of several is gathered in lane->attended.
+// o lies in the one peer's slot, or of several is gathered in lane->attended, or is with that of prompts.
 absl::StatusOr<const void*> CudaPeerCrossing::Arrive(int op, const std::vector<WorkerPart>&, const void* arriving,
                                                      CudaBatch& batch) {
   const Step& step = StepOf(batch);
   const auto number = static_cast<uint32_t>(op);
+  if (step.attends) return prompts_->Arrive(op, batch);
   if (step.fan == nullptr) {
     DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(batch.stream(), {step.only()->End(batch.id), number}));
     return arriving;
@@ -155,6 +174,7 @@ absl::StatusOr<const void*> CudaPeerCrossing::Arrive(int op, const std::vector<W
 
 // In an order that does not depend on the step: the work is the same then.
 absl::Status CudaPeerCrossing::BeforeDraws(CudaBatch& batch) {
+  if (StepOf(batch).attends) DT_RETURN_IF_ERROR(prompts_->AwaitLast(batch));
   std::vector<GpuExchange*> peers = StepOf(batch).peers;
   std::sort(peers.begin(), peers.end());
   for (GpuExchange* const peer : peers) {
@@ -162,7 +182,7 @@ absl::Status CudaPeerCrossing::BeforeDraws(CudaBatch& batch) {
     const auto fetch = [peer, id](CudaStream& stream) { return peer->FetchStatus(stream, id); };
     DT_RETURN_IF_ERROR(batch.Enqueue({StepWork::Word(peer->End(id).own), 0}, fetch));
   }
-  return absl::OkStatus();
+  return StepOf(batch).attends ? prompts_->End(batch) : absl::OkStatus();
 }
 
 absl::Status CudaPeerCrossing::EndTurn(CudaBatch& batch) {
@@ -176,7 +196,7 @@ absl::Status CudaPeerCrossing::EndTurn(CudaBatch& batch) {
 
 absl::Status CudaPeerCrossing::Launch(CudaBatch& batch) {
   Step& step = StepOf(batch);
-  DT_RETURN_IF_ERROR(EndTurn(batch));
+  if (!step.attends) DT_RETURN_IF_ERROR(EndTurn(batch));  // one with prompts takes none
   step.timed = !batch.work->immediate();
   if (step.timed) DT_RETURN_IF_ERROR(batch.stream().Record(step.begun));
   DT_RETURN_IF_ERROR(batch.work->Launch(batch.stream()));
@@ -197,6 +217,7 @@ TurnChoice::Load CudaPeerCrossing::LoadWith(const CudaBatch& batch) const {
 
 absl::Status CudaPeerCrossing::Ended(MicroBatchId id, StepId number, const absl::Status& drawn) {
   const Step& step = steps_[id.value()];
+  if (step.attends) DT_RETURN_IF_ERROR(prompts_->Ended(id));
   DT_RETURN_IF_ERROR(exchange::StatusOf(step.peers, id, number));
   if (!step.timed || !drawn.ok()) return drawn;
   const absl::StatusOr<float> all = step.ended.MillisecondsSince(step.begun);
@@ -206,6 +227,7 @@ absl::Status CudaPeerCrossing::Ended(MicroBatchId id, StepId number, const absl:
 
 std::optional<DenseBackend::GpuTimes> CudaPeerCrossing::TimesOf(MicroBatchId id) const {
   const Step& step = steps_[id.value()];
+  if (step.attends) return prompts_->TimesOf(id);
   if (!step.timed) return std::nullopt;
   const absl::StatusOr<float> all = step.ended.MillisecondsSince(step.begun);
   if (!all.ok()) return std::nullopt;

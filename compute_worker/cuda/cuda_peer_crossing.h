@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "compute_worker/cuda/cuda_crossing.h"
+#include "compute_worker/cuda/cuda_peer_prompts.h"
 #include "compute_worker/row_spread.h"
 #include "compute_worker/turn_choice.h"
 #include "exchange/cuda/step_exchange.h"
@@ -12,16 +13,19 @@
 namespace dovetail::compute {
 
 // BetweenGpus: kernels store q, k and v into the memory of the attention workers' GPUs and wait for o in this one's.
-// Each micro-batch has a lane of its own where it can, so that a wait of one does not hold up another.
+// Each micro-batch has a lane of its own where it can, so that a wait of one does not hold up another. In a step with
+// prompts that are attended here, the copy engine takes q, k and v there instead (CudaPeerPrompts).
 class CudaPeerCrossing final : public CudaCrossing {
  public:
   // A lane with a stream of its own. kResourceExhausted: no memory for it.
   using MakeLane = std::function<absl::StatusOr<std::unique_ptr<CudaLane>>()>;
 
-  // `table`, the device of `stream` and `shared` outlive it. `make_lane` null: all micro-batches share one lane.
+  // `table`, the device of `stream`, `shared` and `prompts` outlive it. `make_lane` null: all micro-batches share one
+  // lane. `prompts` null: all are attended on attention workers.
   static absl::StatusOr<std::unique_ptr<CudaPeerCrossing>> Create(const proto::AttentionTable& table,
                                                                   kernels::cuda::CudaStream& stream, CudaLane& shared,
-                                                                  MakeLane make_lane, int micro_batches);
+                                                                  MakeLane make_lane, int micro_batches,
+                                                                  CudaPromptAttention* prompts);
   ~CudaPeerCrossing() override;  // waits for the lanes: recorded work may still run
 
   void SetTurns(TurnChoice::Policy policy) { turns_.Set(policy); }
@@ -31,8 +35,10 @@ class CudaPeerCrossing final : public CudaCrossing {
   void AddTo(kernels::cuda::UploadLayout& layout, const CudaBatch& batch) override;
   void Fill(std::byte* host, const std::byte* device, const CudaBatch& batch) override;
   std::array<uint64_t, 3> Words(const CudaBatch& batch) const override;
+  absl::Status BeforeHeads(CudaBatch& batch) override;
   void LeaveFrom(int op, const CudaBatch& batch, kernels::cuda::KvAppendLaunch& out) override;
-  absl::Status Leave(int, CudaBatch&) override { return absl::OkStatus(); }
+  absl::Status Leave(int op, CudaBatch& batch) override;
+  absl::Status AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) override;
   absl::StatusOr<transport::LentBytes> PackQuery(const std::vector<WorkerPart>&, int, int, CudaBatch&) override {
     return Internal("a step between GPUs has no payloads of frames");
   }
@@ -45,6 +51,8 @@ class CudaPeerCrossing final : public CudaCrossing {
   absl::Status BeforeDraws(CudaBatch& batch) override;
   absl::Status Launch(CudaBatch& batch) override;
   bool WaitsForPeers() const override { return true; }
+  bool WaitsForEnd(MicroBatchId id) const override { return steps_[id.value()].attends; }
+  bool Ran(MicroBatchId id) const override { return !steps_[id.value()].attends || prompts_->Ran(id); }
   absl::Status Ended(MicroBatchId id, StepId step, const absl::Status& drawn) override;
   std::optional<DenseBackend::GpuTimes> TimesOf(MicroBatchId id) const override;
 
@@ -57,6 +65,7 @@ class CudaPeerCrossing final : public CudaCrossing {
     kernels::cuda::StepWork work;
     std::vector<exchange::GpuExchange*> peers;  // by part
     RowSpread spread;
+    bool attends = false;                              // prompts
     size_t fan_at = 0, fan_rows_at = 0;                // in the upload
     const kernels::cuda::ExchangeFan* fan = nullptr;   // on the device, of several peers; null: there is only one
     const kernels::cuda::ExchangeRow* rows = nullptr;  // likewise
@@ -67,6 +76,7 @@ class CudaPeerCrossing final : public CudaCrossing {
     TurnChoice::Load load;  // as it began
     bool takes_turns = false;
     exchange::GpuExchange* only() const { return peers.size() == 1 ? peers[0] : nullptr; }
+    bool fans() const { return peers.size() > 1 && !attends; }
   };
   CudaPeerCrossing(const proto::AttentionTable& table, CudaLane& shared, MakeLane make_lane, int micro_batches)
       : table_(table), shared_(shared), make_lane_(std::move(make_lane)), steps_(micro_batches) {}
@@ -87,6 +97,7 @@ class CudaPeerCrossing final : public CudaCrossing {
   std::vector<Step> steps_;                             // by micro-batch
   std::unique_ptr<kernels::Buffer> turn_;               // a kernels::cuda::ExchangeTurn
   TurnChoice turns_;
+  std::unique_ptr<CudaPeerPrompts> prompts_;  // null: all are attended on attention workers
 };
 
 }  // namespace dovetail::compute

@@ -208,9 +208,25 @@ void CudaPromptAttention::FindRankRows(const ComputeWorkerCore& core, MicroBatch
   }
 }
 
+absl::Status CudaPromptAttention::AwaitFailed(const ComputeWorkerCore& core, const CudaBatch& batch) {
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    Step& step = steps_[i];
+    const MicroBatchId id(static_cast<uint16_t>(i));
+    const bool runs = id != batch.id && core.running(id) && core.PlanOf(id).step == step.number;
+    if (step.runs_in == nullptr || runs) continue;
+    if (step.runs_in != &batch.stream()) DT_RETURN_IF_ERROR(step.runs_in->SynchronizeStatus());
+    step.runs_in = nullptr;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CudaPromptAttention::Prepare(const ComputeWorkerCore& core, CudaBatch& batch) {
   const UploadsInOrder in_order(batch.stream());
   Step& step = steps_[batch.id.value()];
+  DT_RETURN_IF_ERROR(AwaitFailed(core, batch));
+  if (kept_.handle() != nullptr) DT_RETURN_IF_ERROR(batch.stream().Wait(kept_));
+  step.number = core.PlanOf(batch.id).step;
+  step.runs_in = &batch.stream();
   step.row_begin.clear();
   int64_t rows = 0, width = 0, gathered = 0;
   size_t partials = 0;
@@ -452,6 +468,10 @@ absl::Status CudaPromptAttention::Keep(const ComputeWorkerCore& core, const Keep
   const std::byte* const k = keep.rows.bytes.data();
   DT_RETURN_IF_ERROR(AppendRows(spec, to, k, k + KeyBytes(spec, rows, spec.kv_heads), spec.kv_heads, rows,
                                 /*table_row=*/0, /*kv_offset=*/0, stream));
+  if (kept_.handle() == nullptr) {
+    DT_ASSIGN_OR_RETURN(kept_, device_.CreateEvent());
+  }
+  DT_RETURN_IF_ERROR(stream.Record(kept_));
   return rank_rows_->Reads(keep.rows.bytes, stream);
 }
 

@@ -18,8 +18,10 @@ namespace dovetail::compute {
 // attention workers on GPUs have (kernels/cuda/attention/). K and V of earlier tokens that a step gathers are put into
 // the same blocks; what is attended elsewhere is joined on the GPU.
 //
-// Order: Prepare for a step with prompts; for each softmax op Attend, then Join once the op's answers are there. All
-// are enqueued into the stream of the step's lane. Memory: the blocks are taken by Create. Prepare grows the rest to
+// Order: Prepare for a step with prompts; for each softmax op Attend, then Join once the op's answers are there; Ended
+// once it has run. All are enqueued into the stream of the step's lane. Steps of several lanes run side by side: they
+// use different blocks. A step that failed may still use blocks that are another's by then, so Prepare waits for it,
+// unless both have one stream. Memory: the blocks are taken by Create. Prepare grows the rest to
 // what steps need; nothing gives it back. Numbers: those of kernels/cuda/attention/cuda_attention.h. Blocks have the
 // wire type whatever attention workers store. Threads: those of CudaDense.
 class CudaPromptAttention {
@@ -47,6 +49,9 @@ class CudaPromptAttention {
   // K and V of a later rank into `part` (KeepRankRows), in the stream of all prompts.
   absl::Status Keep(const ComputeWorkerCore& core, const KeepRankRows& keep, const PromptScratch::Part& part,
                     kernels::cuda::CudaStream& stream);
+
+  // Nothing of the micro-batch's step runs any more.
+  void Ended(MicroBatchId id) { steps_[id.value()].runs_in = nullptr; }
 
   // Joins the rows of prompts that began elsewhere with what attention workers have answered.
   absl::Status Join(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch);
@@ -99,12 +104,15 @@ class CudaPromptAttention {
     std::vector<GroupStep> groups;
     std::vector<int64_t> row_begin;  // by entry of the plan
     BufferPtr attended, gathered, partials;
+    StepId number;
+    kernels::cuda::CudaStream* runs_in = nullptr;  // null: it has ended
   };
 
   CudaPromptAttention(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table, int micro_batches,
                       CudaRankRows* rank_rows);
   kernels::cuda::CudaAttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch);
+  absl::Status AwaitFailed(const ComputeWorkerCore& core, const CudaBatch& batch);
   std::vector<int> OpsOf(LayerGroup group) const;
   std::byte* BlockAt(uint32_t block) const;
   void FindOffsets(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step) const;
@@ -134,6 +142,7 @@ class CudaPromptAttention {
   std::vector<BufferPtr> sinks_;             // by op, where it has any
   std::vector<Step> steps_;                  // by micro-batch
   kernels::cuda::StagedUpload kept_tables_;  // of rows of a later rank: an item, positions, their items, block pointers
+  kernels::cuda::CudaEvent kept_;            // behind the last Keep; none: there was none
 };
 
 }  // namespace dovetail::compute

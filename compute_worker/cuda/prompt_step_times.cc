@@ -37,6 +37,11 @@ absl::Status PromptStepTimes::End(CudaStream& stream) { return stream.Record(end
 
 absl::Status PromptStepTimes::Await() const { return ended_.Synchronize(); }
 
+bool PromptStepTimes::Ended() const {
+  const absl::StatusOr<bool> done = ended_.Done();
+  return !done.ok() || *done;
+}
+
 std::optional<DenseBackend::GpuTimes> PromptStepTimes::Sum() const {
   double all = 0, prompts = 0, waited = 0;
   const auto add = [](double& to, const CudaEvent& from, const CudaEvent& until) {

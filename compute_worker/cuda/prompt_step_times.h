@@ -24,6 +24,7 @@ class PromptStepTimes {
   absl::Status End(kernels::cuda::CudaStream& stream);
 
   absl::Status Await() const;  // until the step has run; blocks the host
+  bool Ended() const;          // it has run, or the device is lost
 
   // Once the step has run. Nothing: it did not attend in any op, or the device is lost.
   std::optional<DenseBackend::GpuTimes> Sum() const;

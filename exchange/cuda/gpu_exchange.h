@@ -85,6 +85,8 @@ class GpuExchange {
   // that outlives it; null: it does not.
   absl::Status BeginStep(kernels::cuda::CudaStream& stream, MicroBatchId id, StepId step,
                          kernels::cuda::ExchangeTurn* turn = nullptr);
+  // Another stream stores into the peer's memory, too. It must still be there when this goes.
+  void StoresFrom(kernels::cuda::CudaStream& stream) { streams_.insert(&stream); }
   // Part of a step's work, behind its last wait; Status may be asked once that has run. kUnavailable: the step failed.
   absl::Status FetchStatus(kernels::cuda::CudaStream& stream, MicroBatchId id);
   absl::Status Status(MicroBatchId id) const;

@@ -149,6 +149,64 @@ TEST_F(PromptsTest, DecodesAreAnsweredWhileThePromptsOfTheirStepAreAttended) {
   EXPECT_THAT(answer(1, 1), ElementsAre("dense 6"));
 }
 
+// Devices of workers that exchange layers themselves: nothing is asked for or gathered.
+class LinkedPromptsTest : public PromptsTest {
+ protected:
+  LinkedPromptsTest() { core_ptr_->SetLinked(NodeOf(0), true); }
+  void FinishStep(uint64_t step, int worker) {
+    for (int i = 0; i < 8; ++i) DoneHere();
+    Answer(step, 0, worker), DoneHere(), SampledHere(step);
+    ASSERT_THAT(Answer(step, 1, worker), ElementsAre("finish"));
+  }
+};
+
+TEST_F(LinkedPromptsTest, AFreshPromptIsAttendedHereAndSoIsItsNextPart) {
+  PlanPrompt(1, {Entry(1, On(0), 100)});
+  EXPECT_EQ(begins_.back().entries[0].attend_end, 0);
+  FinishStep(1, 0);
+  PlanPrompt(2, {Entry(1, On(0), 60, 100)});
+  EXPECT_EQ(begins_.back().entries[0].attend_end, 0);
+  EXPECT_EQ(begins_.back().entries[0].gather_begin, proto::kOpenEnd);
+  EXPECT_EQ(core_ptr_->counters().prompt_tokens_here, 160u);
+}
+
+TEST_F(LinkedPromptsTest, OneWhoseEarlierTokensAreElsewhereIsAttendedThere) {
+  PlanPrompt(1, {Entry(1, On(0), 100, 128), Entry(2, On(0), 100, 70), Entry(3, On(1), 100, 130)});
+  for (const proto::StepBeginEntry& entry : begins_[0].entries) {
+    EXPECT_EQ(entry.attend_end, proto::kOpenEnd);
+    EXPECT_EQ(entry.gather_begin, proto::kOpenEnd);
+  }
+  EXPECT_EQ(begins_[1].entries[0].gather_begin, 0) << "that worker is not linked";
+  EXPECT_EQ(core_ptr_->counters().prompt_tokens_here, 100u);
+  EXPECT_EQ(core_ptr_->scratch().Find(SequenceId(1)), nullptr);
+}
+
+// 100 blocks are 25 segments of two ops and two heads.
+TEST_F(LinkedPromptsTest, OneThatOutgrowsTheScratchGoesOnWhereItsEarlierPartsAre) {
+  for (int part = 0; part < 3; ++part) {
+    PlanPrompt(part + 1, {Entry(1, On(0), 512, 512 * part)});
+    EXPECT_EQ(begins_.back().entries[0].attend_end, 0);
+    FinishStep(part + 1, 0);
+  }
+  ASSERT_NE(core_ptr_->scratch().Find(SequenceId(1)), nullptr);
+  PlanPrompt(4, {Entry(1, On(0), 512, 3 * 512)});
+  EXPECT_EQ(begins_.back().entries[0].attend_end, proto::kOpenEnd);
+  EXPECT_EQ(core_ptr_->scratch().Find(SequenceId(1)), nullptr) << "nor is it kept";
+  EXPECT_EQ(core_ptr_->scratch().free_blocks(), 100u);
+}
+
+TEST_F(LinkedPromptsTest, AWorkerThatIsLinkedNoMoreIsAskedAsOthersAre) {
+  core_ptr_->SetLinked(NodeOf(0), false);
+  PlanPrompt(1, {Entry(1, On(0), 100, 130)});
+  EXPECT_EQ(begins_[0].entries[0].gather_begin, 0);
+}
+
+TEST_F(LinkedPromptsTest, ASequenceThatIsDividedIsAttendedAsWithoutLinks) {
+  for (int worker = 1; worker < 3; ++worker) core_ptr_->SetLinked(NodeOf(worker), true);
+  PlanPrompt(1, {Entry(1, {ShardOf(0, 0), ShardOf(1, 1)}, 100, 130)});
+  EXPECT_EQ(begins_[0].entries[0].gather_begin, 0);
+}
+
 TEST_F(PromptsTest, APrefixIsAttendedHereWhenItsKeysHaveCome) {
   PlanPrompt(1, {Entry(1, On(0), 100, 130)});
   EXPECT_EQ(begins_[0].entries[0].attend_end, 0);

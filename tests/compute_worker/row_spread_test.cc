@@ -23,7 +23,9 @@ proto::AttentionTable TwoGroups() {
 
 class RowSpreadTest : public ::testing::Test {
  protected:
-  RowSpreadTest() : core_(TwoGroups(), {{StageKind::kDense, 0}}, {.max_step_tokens = 64, .vocab_size = 100}) {
+  RowSpreadTest()
+      : core_(TwoGroups(), {{StageKind::kDense, 0}},
+              {.max_step_tokens = 64, .vocab_size = 100, .prompt_tokens = 16, .prompt_blocks = 64}) {
     for (uint32_t worker = 0; worker < 3; ++worker)
       core_.AddAttentionWorker({WorkerId(worker), kEpoch, NodeId(10 + worker)});
   }
@@ -82,6 +84,31 @@ TEST_F(RowSpreadTest, AnotherStepBeginsAnew) {
   ASSERT_TRUE(Spread());
   EXPECT_THAT(Rows(), ElementsAre(std::pair(0, 0)));
   EXPECT_THAT(spread_.part_rows, ElementsAre(1));
+}
+
+TEST_F(RowSpreadTest, RowsOfPromptsThatAreAttendedHereAreKAndVOnly) {
+  Add(1, {ShardOf(0, 2), ShardOf(1, 2)}, 70);
+  Add(2, {ShardOf(0, 2), ShardOf(1, 2)});
+  Add(20, {ShardOf(0, 2), ShardOf(1, 2)});
+  Add(17, {ShardOf(0, 2), ShardOf(1, 2)});
+  Add(16, {ShardOf(0, 0), ShardOf(1, 0)});
+  Add(1, {ShardOf(0, 2), ShardOf(1, 2)}, 500);
+  ASSERT_TRUE(Spread());
+  const auto run = [this](size_t i) {
+    const RowSpread::Run& of = spread_.runs[i];
+    return std::vector<int64_t>{of.part, of.attended_here, of.first_row, of.count, of.query_row, of.key_value_row};
+  };
+  ASSERT_EQ(spread_.runs.size(), 4u);
+  EXPECT_THAT(run(0), ElementsAre(0, 0, 0, 3, 0, 0));
+  EXPECT_THAT(run(1), ElementsAre(0, 1, 3, 37, 3, 3)) << "two prompts in a row are one run";
+  EXPECT_THAT(run(2), ElementsAre(1, 1, 40, 16, 0, 0));
+  EXPECT_THAT(run(3), ElementsAre(0, 0, 56, 1, 3, 40)) << "behind three rows of q, and 40 of k and v";
+  EXPECT_THAT(spread_.part_rows, ElementsAre(41, 16));
+}
+
+TEST_F(RowSpreadTest, APromptWhoseEarlierTokensAreAskedForIsNoWorkersWholly) {
+  Add(20, {ShardOf(0, 1), ShardOf(1, 1)}, 64);
+  EXPECT_FALSE(Spread()) << "it is attended from token 64 on here";
 }
 
 TEST_F(RowSpreadTest, ASequenceDividedByHeadsTokensOrLayerGroupsIsNobodysWholly) {

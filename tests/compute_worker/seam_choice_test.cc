@@ -69,7 +69,12 @@ class NoDense final : public DenseBackend {
 class SeamChoiceTest : public ::testing::Test {
  protected:
   SeamChoiceTest()
-      : core_(OneOp(), {{StageKind::kDense, 0}}, {.micro_batches = 2, .max_step_tokens = 64, .vocab_size = 100}) {
+      : core_(OneOp(), {{StageKind::kDense, 0}},
+              {.micro_batches = 2,
+               .max_step_tokens = 2048,
+               .vocab_size = 100,
+               .prompt_tokens = 16,
+               .prompt_blocks = 1000}) {
     for (int worker = 0; worker < 2; ++worker) core_.AddAttentionWorker(AddressOf(worker));
   }
   static AttentionWorkerAddress AddressOf(int worker) {
@@ -218,6 +223,31 @@ TEST_F(SeamChoiceTest, AStepOfOneWorkerIsTheGpusOwnIfItIsLinked) {
       core_, kFirst, [](NodeId) { return "0000:01:00.0"; }, spread));
   EXPECT_FALSE(GpusMayExchange(
       core_, kFirst, [](NodeId) { return ""; }, spread));
+}
+
+// Prompts of 16 tokens and decodes by turns.
+TEST_F(SeamChoiceTest, AStepOfPromptsIsTheGpusOwnUnlessItsRowsChangeTooOften) {
+  const auto may = [this](uint64_t step, size_t entries) {
+    proto::StepPlan plan{StepId(step), kFirst, {}};
+    for (size_t e = 0; e < entries; ++e) {
+      proto::StepEntry entry;
+      entry.sequence = SequenceId(e + 1);
+      entry.tokens.assign(e % 2 == 0 ? 16 : 1, 5);
+      entry.placement = {{LayerGroup(0), WorkerId(0), kEpoch, {0, 2}, {}}};
+      plan.entries.push_back(std::move(entry));
+    }
+    std::vector<Action> actions;
+    core_.Handle(PlanArrived{std::move(plan)}, actions);
+    EXPECT_EQ(core_.PromptsOf(kFirst).size(), (entries + 1) / 2);
+    RowSpread spread;
+    const bool may = GpusMayExchange(
+        core_, kFirst, [](NodeId) { return "0000:01:00.0"; }, spread);
+    core_.Handle(StepFailed{kFirst, absl::CancelledError()}, actions);
+    return may;
+  };
+  EXPECT_TRUE(may(1, 1));
+  EXPECT_TRUE(may(2, kMostPromptRuns));
+  EXPECT_FALSE(may(3, kMostPromptRuns + 1));
 }
 
 TEST(GpuLinks, LinearStatesAreNotExchangedByGpusThemselves) {

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unittest
 import urllib.request
@@ -19,6 +20,12 @@ BINARY = sys.argv.pop(1)
 DATA = os.environ.get("DOVETAIL_TEST_DATA")
 MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA else None
 PROMPTS = ["Once upon a time", "Lily and Tom went to the park. They saw", "The little dog was"]
+# Of more tokens than a step of 64 takes: their parts are attended where they are computed.
+LONG_PROMPTS = [
+    "Once upon a time there was a little girl named Lily. She loved to play outside in the park with her friend Tom. "
+    "One day they saw a big red ball under a tree. Lily wanted to play with the ball, but it was too high. Tom said",
+    "The little dog was very happy. He ran to the park and saw a cat. The cat was sad because she lost her toy. The "
+    "dog wanted to help the cat. They looked under the big tree and behind the house. Then the dog saw a small box and"]
 TOKENS = 300
 KILLS = 3
 # Between logits. A prompt's kernels and a decode step's round differently in bf16, so K and V that were rebuilt differ
@@ -134,6 +141,47 @@ class TwoGpusTest(unittest.TestCase):
             with Up("cuda:1", 1, "--exchange", how) as up:
                 up.exchange_with("attention-1", said)
                 self.assert_says_what_one_gpu_says(up)
+
+    def test_long_prompts_beside_streams_give_the_tokens_of_one_gpu_and_cross_no_host(self):
+        one_gpu = {prompt: choices(prompt) for prompt in LONG_PROMPTS}
+        flags = ("--exchange", "device", "--max-num-batched-tokens", "64")
+        with Up("cuda:1", 1, *flags) as up:
+            up.exchange_with("attention-1", "^device$")
+            for prompt in LONG_PROMPTS:  # alone
+                assert_parts_at_a_near_tie_only(self, up.complete(prompt), *one_gpu[prompt])
+            for prompt in LONG_PROMPTS:  # behind a prefix that is cached on the attention worker
+                assert_parts_at_a_near_tie_only(self, up.complete(prompt), *one_gpu[prompt])
+            self.assertEqual(up.tensor_bytes("attention-1"), 0)
+        with Up("cuda:1", 1, *flags) as up:
+            up.exchange_with("attention-1", "^device$")
+            texts = {}
+
+            def complete(prompt):
+                texts[prompt] = up.complete(prompt)
+
+            threads = [threading.Thread(target=complete, args=(prompt,)) for prompt in LONG_PROMPTS + PROMPTS]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for prompt in LONG_PROMPTS:
+                assert_parts_at_a_near_tie_only(self, texts[prompt], *one_gpu[prompt])
+            self.assertEqual(up.tensor_bytes("attention-1"), 0)
+
+    def test_a_long_prompt_goes_on_after_its_attention_worker_was_killed(self):
+        one_gpu = choices(LONG_PROMPTS[0])
+        with Up("cuda:1", 2, "--exchange", "device", "--max-num-batched-tokens", "32") as up:
+            for i in range(KILLS):
+                for worker in ("attention-1", "attention-2"):
+                    up.exchange_with(worker, "^device$")
+                seen, text = len(up.lines), []
+                thread = threading.Thread(target=lambda text=text: text.append(up.complete(LONG_PROMPTS[0])))
+                thread.start()
+                name = f"attention-{i % 2 + 1}"
+                os.kill(up.pid_of(name), signal.SIGKILL)
+                thread.join()
+                assert_parts_at_a_near_tie_only(self, text[0], *one_gpu)  # killed before or in its parts
+                up.wait_for(rf"{name} was killed by signal 9; starting another", after=seen)
 
     def test_a_stream_goes_on_after_its_attention_worker_was_killed(self):
         with Up("cuda:1", 2, "--exchange", "device") as up:

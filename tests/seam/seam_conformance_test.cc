@@ -231,7 +231,8 @@ class Cluster final : public compute::DenseBackendFactory {
   }
   uint32_t PromptBlocks(const proto::AttentionTable& table, int max_step_tokens,
                         std::optional<uint64_t> bytes) const override {
-    return how_.on_gpu && kernels_run() ? weights_->PromptBlocks(table, max_step_tokens, bytes) : 0;
+    if (!how_.on_gpu) return 0;
+    return kernels_run() ? weights_->PromptBlocks(table, max_step_tokens, bytes) : 1000;
   }
   absl::StatusOr<std::unique_ptr<compute::DenseBackend>> Create(const proto::AttentionTable& table,
                                                                 const compute::ComputeWorkerOptions& options,

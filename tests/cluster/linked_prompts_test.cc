@@ -1,0 +1,187 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "tests/cluster/linked_cluster.h"
+#include "tests/cluster/tiny_model.h"
+#include "tests/golden/reference.h"
+#include "tests/support/test_data.h"
+
+// Prompts on a compute worker's GPU that is linked with those of its attention workers: they are attended there, decode
+// rows on the attention workers, and what crosses does so from GPU to GPU. The logits are those of one GPU that does
+// all. Runs on emulated GPUs.
+
+namespace dovetail::test {
+namespace {
+
+// What a prompt's attention sums depends on how it is cut into steps, and products on how many rows those have.
+constexpr double kBudget = 2.5e-2;
+
+std::vector<TokenId> Tokens(int count, int seed) {
+  std::vector<TokenId> tokens;
+  for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<TokenId>(1 + (17 * i * i + (31 + seed) * i) % 90));
+  return tokens;
+}
+
+std::vector<TokenId> Joined(std::vector<TokenId> first, const std::vector<TokenId>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+class LinkedPrompts : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const absl::Status possible = LinkedCluster::Possible(); !possible.ok())
+      GTEST_SKIP() << "needs a GPU that is emulated: " << possible.message();
+    TinyModelSpec spec;
+    spec.layers = 4;
+    UseModel(spec);
+  }
+  void UseModel(const TinyModelSpec& spec) { path_ = WriteTinyModel(spec, TempFolder()); }
+  void Start(const LinkedClusterOptions& options = {}) {
+    auto made = LinkedCluster::Create(path_, options);
+    ASSERT_TRUE(made.ok()) << made.status();
+    linked_ = *std::move(made);
+    auto alone = LinkedCluster::Create(path_, {.attention_workers = 0, .step_tokens = options.step_tokens});
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    alone_ = *std::move(alone);
+  }
+  // The same request on both: the same tokens, and logits of the prompt and of what follows within the budget.
+  void ExpectTheSame(const char* what, const std::vector<TokenId>& prompt, int rows, int max_tokens = 4) {
+    const uint64_t ours = linked_->Submit(prompt, max_tokens, rows, /*logits_of_output=*/true);
+    ASSERT_TRUE(linked_->UntilTheEndOf(ours)) << what;
+    ExpectOfOneGpu(what, ours, prompt, rows, max_tokens);
+  }
+  void ExpectOfOneGpu(const char* what, uint64_t request, const std::vector<TokenId>& prompt, int rows,
+                      int max_tokens) {
+    const LinkedStream& ours = linked_->stream(request);
+    ASSERT_EQ(ours.error, "") << what;
+    const uint64_t id = alone_->Submit(prompt, max_tokens, rows, /*logits_of_output=*/true);
+    ASSERT_TRUE(alone_->UntilTheEndOf(id)) << what;
+    const LinkedStream& theirs = alone_->stream(id);
+    ASSERT_EQ(theirs.error, "") << what;
+    ASSERT_EQ(ours.tokens.size(), static_cast<size_t>(max_tokens)) << what;
+    double error = rows > 0 ? RelativeRms(ours.prompt_logits, theirs.prompt_logits) : 0;
+    for (size_t i = 0; i < ours.logits.size(); ++i) {
+      error = std::max(error, RelativeRms(ours.logits[i], theirs.logits[i]));
+      if (ours.tokens[i] == theirs.tokens[i]) continue;
+      EXPECT_FALSE(IsCertain(theirs.logits[i], kBudget)) << what << ": token " << i;
+      break;  // what follows is another text
+    }
+    std::printf("measured %s %.3g\n", what, error);
+    EXPECT_LE(error, kBudget) << what;
+  }
+  void ExpectNothingThroughHosts() {
+    EXPECT_GT(linked_->frames().begun_between_gpus, 0);
+    EXPECT_EQ(linked_->frames().begun_through_hosts, 0);
+    EXPECT_EQ(linked_->frames().tensors, 0);
+  }
+
+  std::filesystem::path path_;
+  std::unique_ptr<LinkedCluster> linked_, alone_;
+};
+
+TEST_F(LinkedPrompts, OfOneAndOfManyPartsAndTheirDecodesHaveTheLogitsOfOneGpu) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ExpectTheSame("one part", Tokens(45, 1), 45);
+  EXPECT_EQ(linked_->prompt_tokens_here(), 45u);
+  ExpectTheSame("five parts", Tokens(300, 2), 300, 12);
+  EXPECT_EQ(linked_->prompt_tokens_here(), 345u) << "all parts";
+  ExpectTheSame("too few tokens to be attended here", Tokens(12, 8), 12);
+  EXPECT_EQ(linked_->prompt_tokens_here(), 345u);
+  ExpectNothingThroughHosts();
+}
+
+// Steps of more rows than are recorded, and heads that are not asked for.
+TEST_F(LinkedPrompts, OfLargeStepsHaveTheLogitsOfOneGpu) {
+  ASSERT_NO_FATAL_FAILURE(Start({.step_tokens = 320}));
+  ExpectTheSame("a part of 320 tokens and one of 100", Tokens(420, 3), 20);
+  EXPECT_EQ(linked_->prompt_tokens_here(), 420u);
+  ExpectNothingThroughHosts();
+}
+
+TEST_F(LinkedPrompts, AfterACachedPrefixAreAttendedWhereThatIs) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const std::vector<TokenId> prefix = Tokens(200, 3), prompt = Joined(prefix, Tokens(150, 4));
+  ExpectTheSame("a prefix", prefix, 10);
+  EXPECT_EQ(linked_->prompt_tokens_here(), 192u) << "but for the last 8, which are too few";
+  ExpectTheSame("after a prefix", prompt, 150);
+  EXPECT_EQ(linked_->prompt_tokens_here(), 192u) << "what it sees is not here";
+  ExpectNothingThroughHosts();
+}
+
+// A prompt that outgrows the scratch goes on where its earlier parts are.
+TEST_F(LinkedPrompts, ThatOutgrowTheScratchGoOnWhereTheirEarlierPartsAre) {
+  // A block is 64 tokens of a KV head and an op, 4 KiB; 4 ops of 2 heads. Room for two parts of a prompt.
+  ASSERT_NO_FATAL_FAILURE(Start({.scratch_bytes = 2 * 8 * 4096 + 4096}));
+  ExpectTheSame("outgrown", Tokens(300, 5), 300);
+  EXPECT_GE(linked_->prompt_tokens_here(), 64u);
+  EXPECT_LE(linked_->prompt_tokens_here(), 128u);
+  ExpectNothingThroughHosts();
+}
+
+TEST_F(LinkedPrompts, OfWindowedLayersHaveTheLogitsOfOneGpu) {
+  TinyModelSpec spec;
+  spec.architecture = "gemma3";
+  spec.layers = 4;
+  spec.window = 70;
+  UseModel(spec);
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ExpectTheSame("windows", Tokens(300, 6), 300);
+  EXPECT_EQ(linked_->prompt_tokens_here(), 300u);
+  ExpectNothingThroughHosts();
+}
+
+// Steps then have rows of prompts, and of sequences that attention workers attend.
+TEST_F(LinkedPrompts, BesideDecodesHaveTheLogitsOfOneGpuAndSoHaveThose) {
+  for (const int workers : {1, 2}) {  // as many micro-batches
+    ASSERT_NO_FATAL_FAILURE(Start({.attention_workers = workers, .micro_batches = workers}));
+    std::vector<std::vector<TokenId>> prompts;
+    std::vector<uint64_t> decodes;
+    for (int i = 0; i < 3; ++i) prompts.push_back(Tokens(20 + i, 5 + i));
+    for (const auto& prompt : prompts) decodes.push_back(linked_->Submit(prompt, 24, 0, /*logits_of_output=*/true));
+    for (const uint64_t decode : decodes)
+      ASSERT_TRUE(linked_->Until([&] { return !linked_->stream(decode).tokens.empty(); }));
+    ExpectTheSame("with decodes", Tokens(333, 9), 333);
+    for (size_t i = 0; i < decodes.size(); ++i) {
+      ASSERT_TRUE(linked_->UntilTheEndOf(decodes[i]));
+      ExpectOfOneGpu("decodes beside it", decodes[i], prompts[i], 0, 24);
+    }
+    EXPECT_GE(linked_->prompt_tokens_here(), 333u);
+    ExpectNothingThroughHosts();
+  }
+}
+
+// Two sequences that do not fit when they have grown: one is preempted, and computed again.
+TEST_F(LinkedPrompts, ThatArePreemptedAndResumedHaveTheLogitsOfOneGpu) {
+  ASSERT_NO_FATAL_FAILURE(Start({.kv_blocks = 72}));
+  const std::vector<TokenId> one = Tokens(230, 11), other = Tokens(235, 12);
+  const uint64_t first = linked_->Submit(one, 40, 0, true), second = linked_->Submit(other, 40, 0, true);
+  ASSERT_TRUE(linked_->UntilTheEndOf(first) && linked_->UntilTheEndOf(second));
+  EXPECT_GE(linked_->stats().preemptions, 1u);
+  ExpectOfOneGpu("the first", first, one, 0, 40);
+  ExpectOfOneGpu("the second", second, other, 0, 40);
+  ExpectNothingThroughHosts();
+}
+
+// It stops after a part of a prompt. Kernels here wait for it until their deadline; the next parts go to the other one,
+// from the first token on.
+TEST_F(LinkedPrompts, GoOnElsewhereWhenTheirAttentionWorkerIsLostBetweenTheirParts) {
+  ASSERT_NO_FATAL_FAILURE(Start({.attention_workers = 2}));
+  const std::vector<TokenId> prompt = Tokens(320, 13);
+  const uint64_t request = linked_->Submit(prompt, 6, 0, true);
+  ASSERT_TRUE(linked_->Until([&] { return linked_->compute_steps() >= 2; }));
+  linked_->Stop(0);  // the sequence lies there: both were empty
+  ASSERT_TRUE(linked_->Until([&] { return linked_->failed_steps() >= 1; }));
+  linked_->Lose(0);
+  ASSERT_TRUE(linked_->UntilTheEndOf(request));
+  ExpectOfOneGpu("elsewhere", request, prompt, 0, 6);
+  EXPECT_GE(linked_->prompt_tokens_here(), 320u + 64u) << "from the first token on";
+  ExpectNothingThroughHosts();
+}
+
+}  // namespace
+}  // namespace dovetail::test
