@@ -13,7 +13,6 @@ namespace {
 constexpr RefusedField kRefused[] = {
     {"container", "", "is not supported: this server runs no tools of its own"},
     {"mcp_servers", "[]", "is not supported: this server runs no tools of its own"},
-    {"context_management", "{}", "is not supported: nothing of the conversation is dropped"},
     {"n", "1", "a message is one answer; use /v1/chat/completions"},
     {"logprobs", "false", "log probabilities are not supported here; use /v1/chat/completions"},
     {"prompt_logprobs", "", "log probabilities are not supported here; use /v1/chat/completions"},
@@ -86,19 +85,24 @@ absl::Status ReadBlocks(const std::string& role, const Json& content, const std:
       DT_RETURN_IF_ERROR(ReadResult(block, at, history));
     } else {
       return BadField(block.Path("type"), Describe(Json(*type)), " is not supported in a message of the ", role,
-                      role == "user" ? ": only text and tool_result are" : ": only text, thinking and tool_use are");
+                      role == "user"        ? ": only text and tool_result are"
+                      : role == "assistant" ? ": only text, thinking and tool_use are"
+                                            : ": only text is");
     }
   }
   flush();
   return absl::OkStatus();
 }
 
-absl::Status ReadMessage(const Json& value, const std::string& path, ChatHistory& history) {
+// Behind the first message, the system may say more (as Claude Code has it do).
+absl::Status ReadMessage(const Json& value, const std::string& path, bool first, ChatHistory& history) {
   if (!value.is_object()) return BadField(path, "must be an object with role and content, not ", Describe(value));
   const FieldReader message(value, path);
   DT_ASSIGN_OR_RETURN(const auto role, message.String("role", 64));
-  if (role != "user" && role != "assistant")
-    return BadField(message.Path("role"), "must be user or assistant; what the system says is in the field system");
+  const bool system = role == "system" && !first;
+  if (role != "user" && role != "assistant" && !system)
+    return BadField(message.Path("role"), "must be user or assistant",
+                    first ? "; what the system says first is in the field system" : ", or system");
   const Json* content = message.Find("content");
   const std::string content_path = message.Path("content");
   if (content == nullptr) return BadField(content_path, "is required: a string, or an array of blocks");
@@ -108,7 +112,7 @@ absl::Status ReadMessage(const Json& value, const std::string& path, ChatHistory
   if (*role == "assistant")
     history.Say(*content, path, content_path);
   else
-    history.Message("user", *content, path, content_path);
+    history.Message(*role, *content, path, content_path);
   return absl::OkStatus();
 }
 
@@ -124,7 +128,7 @@ absl::Status ReadConversation(const FieldReader& reader, ChatBody& chat) {
   if (!messages->is_array()) return BadField("messages", "must be an array of messages, not ", Describe(*messages));
   if (messages->empty()) return BadField("messages", "is empty");
   for (size_t i = 0; i < messages->size(); ++i)
-    DT_RETURN_IF_ERROR(ReadMessage((*messages)[i], absl::StrCat("messages.", i), history));
+    DT_RETURN_IF_ERROR(ReadMessage((*messages)[i], absl::StrCat("messages.", i), i == 0, history));
   const Json& last = chat.body["messages"].back();
   if (last["role"] == "assistant" && !last.contains("tool_calls")) chat.body["continue_final_message"] = true;
   return absl::OkStatus();
@@ -196,7 +200,8 @@ absl::Status ReadOutput(const FieldReader& reader, ChatBody& chat) {
   if (value == nullptr) return absl::OkStatus();
   if (!value->is_object()) return BadField("output_config", "must be an object, not ", Describe(*value));
   const FieldReader output(*value, "output_config");
-  if (const Json* effort = output.Find("effort")) chat.body["reasoning_effort"] = *effort;
+  if (const Json* effort = output.Find("effort"))
+    chat.body["reasoning_effort"] = *effort == "max" ? Json("xhigh") : *effort;  // the most, as each API calls it
   chat.names.Add("reasoning_effort", "output_config.effort");
   const Json* format = output.Find("format");
   if (format == nullptr) return absl::OkStatus();
@@ -211,11 +216,34 @@ absl::Status ReadOutput(const FieldReader& reader, ChatBody& chat) {
   return absl::OkStatus();
 }
 
+// Nothing of a conversation is dropped here, so what asks for that and no more is as it is (Claude Code sends it).
+absl::Status CheckContextManagement(const FieldReader& reader) {
+  const Json* value = reader.Find("context_management");
+  if (value == nullptr) return absl::OkStatus();
+  if (!value->is_object()) return BadField("context_management", "must be an object, not ", Describe(*value));
+  const FieldReader management(*value, "context_management");
+  const Json* edits = management.Find("edits");
+  if (edits == nullptr) return absl::OkStatus();
+  if (!edits->is_array()) return BadField("context_management.edits", "must be an array, not ", Describe(*edits));
+  for (size_t i = 0; i < edits->size(); ++i) {
+    const std::string path = absl::StrCat("context_management.edits.", i);
+    const Json& edit = (*edits)[i];
+    if (!edit.is_object()) return BadField(path, "must be an object with type, not ", Describe(edit));
+    const bool keeps_all = edit.contains("type") && edit["type"] == "clear_thinking_20251015" &&
+                           edit.contains("keep") && edit["keep"] == "all";
+    if (!keeps_all)
+      return BadField(path,
+                      "is not supported: nothing of the conversation is dropped here; only "
+                      "clear_thinking_20251015 with keep \"all\" is taken");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ChatBody> ToChat(const Json& body) {
   ChatBody chat;
   const FieldReader reader(body);
-  constexpr std::array<std::string_view, 7> kOwn = {"system",      "messages", "stop_sequences", "tools",
-                                                    "tool_choice", "thinking", "output_config"};
+  constexpr std::array<std::string_view, 8> kOwn = {"system",      "messages", "stop_sequences", "tools",
+                                                    "tool_choice", "thinking", "output_config",  "context_management"};
   DT_ASSIGN_OR_RETURN(chat.body, SharedFields(body, kOwn, kRefused));
   if (const Json* stop = reader.Find("stop_sequences")) chat.body["stop"] = *stop;
   chat.names.Add("stop", "stop_sequences");
@@ -224,6 +252,7 @@ absl::StatusOr<ChatBody> ToChat(const Json& body) {
   DT_RETURN_IF_ERROR(ReadToolChoice(reader, chat));
   DT_RETURN_IF_ERROR(ReadThought(reader, chat));
   DT_RETURN_IF_ERROR(ReadOutput(reader, chat));
+  DT_RETURN_IF_ERROR(CheckContextManagement(reader));
   return chat;
 }
 

@@ -5,6 +5,7 @@
 #include "server/openai/field_reader.h"
 #include "server/openai/parse_generation.h"
 #include "server/openai/requests.h"
+#include "server/openai/responses_tools.h"
 #include "server/openai/shared_fields.h"
 
 namespace dovetail::server {
@@ -77,27 +78,45 @@ absl::Status ReadThought(const FieldReader& item, const std::string& path, ChatH
   return absl::OkStatus();
 }
 
+Json FieldOf(const FieldReader& item, const char* name) { return item.Has(name) ? *item.Find(name) : Json(); }
+
+absl::Status ReadCall(const FieldReader& item, const std::string& path, ChatHistory& history) {
+  Json name = FieldOf(item, "name");
+  DT_ASSIGN_OR_RETURN(const auto group, item.String("namespace", kMaxText));
+  if (group && name.is_string()) name = ShownName(*group, name.get<std::string>());
+  history.Call(FieldOf(item, "call_id"), name, FieldOf(item, "arguments"), path, item.Path("call_id"));
+  return absl::OkStatus();
+}
+
+absl::Status ReadCustomCall(const FieldReader& item, const std::string& path, ChatHistory& history) {
+  const Json* input = item.Find("input");
+  if (input == nullptr || !input->is_string()) return BadField(item.Path("input"), "is required: a string");
+  history.Call(FieldOf(item, "call_id"), FieldOf(item, "name"), InputAsArguments(*input), path, item.Path("call_id"));
+  return absl::OkStatus();
+}
+
+absl::Status ReadOutput(const FieldReader& item, const std::string& path, ChatHistory& history) {
+  const Json* output = item.Find("output");
+  if (output == nullptr) return BadField(item.Path("output"), "is required: a string, or an array of text parts");
+  DT_ASSIGN_OR_RETURN(Json text, TextContent(*output, item.Path("output"), {"input_text", "output_text", "text"}));
+  history.Result(FieldOf(item, "call_id"), std::move(text), path, item.Path("call_id"), item.Path("output"));
+  return absl::OkStatus();
+}
+
 absl::Status ReadItem(const Json& value, const std::string& path, ChatHistory& history) {
   if (!value.is_object()) return BadField(path, "must be an object with type, not ", Describe(value));
   const FieldReader item(value, path);
   DT_ASSIGN_OR_RETURN(const auto type, item.String("type", 64));
-  const auto field = [&](const char* name) { return item.Has(name) ? *item.Find(name) : Json(); };
   if (!type || *type == "message") return ReadMessage(item, path, history);
   if (*type == "reasoning") return ReadThought(item, path, history);
-  if (*type == "function_call") {
-    history.Call(field("call_id"), field("name"), field("arguments"), path, item.Path("call_id"));
-    return absl::OkStatus();
-  }
-  if (*type == "function_call_output") {
-    const Json* output = item.Find("output");
-    if (output == nullptr) return BadField(item.Path("output"), "is required: a string, or an array of text parts");
-    DT_ASSIGN_OR_RETURN(Json text, TextContent(*output, item.Path("output"), {"input_text", "output_text", "text"}));
-    history.Result(field("call_id"), std::move(text), path, item.Path("call_id"), item.Path("output"));
-    return absl::OkStatus();
-  }
+  if (*type == "function_call") return ReadCall(item, path, history);
+  if (*type == "custom_tool_call") return ReadCustomCall(item, path, history);
+  if (*type == "function_call_output" || *type == "custom_tool_call_output") return ReadOutput(item, path, history);
   if (*type == "item_reference")
     return BadField(item.Path("type"), "references are not supported: no item is kept here; send the item itself");
-  return BadField(item.Path("type"), "must be message, reasoning, function_call or function_call_output, not ",
+  return BadField(item.Path("type"),
+                  "must be message, reasoning, function_call, function_call_output, custom_tool_call or "
+                  "custom_tool_call_output, not ",
                   Describe(Json(*type)));
 }
 
@@ -122,29 +141,8 @@ absl::Status ReadInput(const FieldReader& reader, ChatBody& chat) {
 // ---- tools, format, reasoning ----
 
 absl::Status ReadTools(const FieldReader& reader, ChatBody& chat) {
-  if (const Json* tools = reader.Find("tools")) {
-    if (!tools->is_array()) return BadField("tools", "must be an array, not ", Describe(*tools));
-    Json all = Json::array();
-    for (const Json& tool : *tools) {
-      const std::string path = absl::StrCat("tools.", all.size());
-      if (!tool.is_object()) return BadField(path, "must be an object with type, not ", Describe(tool));
-      if (!tool.contains("type") || tool["type"] != "function")
-        return BadField(path + ".type", "must be \"function\": this server runs no tools of its own");
-      Json function = Json::object();
-      for (const char* name : {"name", "description", "parameters", "strict"})
-        if (tool.contains(name)) function[name] = tool[name];
-      chat.names.Add(path + ".function", path);
-      all.push_back({{"type", "function"}, {"function", std::move(function)}});
-    }
-    chat.body["tools"] = std::move(all);
-  }
-  if (const Json* choice = reader.Find("tool_choice")) {
-    chat.body["tool_choice"] = *choice;
-    chat.names.Add("tool_choice.function", "tool_choice");
-    if (choice->is_object() && choice->contains("type") && (*choice)["type"] == "function")
-      chat.body["tool_choice"] = {{"type", "function"},
-                                  {"function", {{"name", choice->contains("name") ? (*choice)["name"] : Json()}}}};
-  }
+  if (const Json* tools = reader.Find("tools")) DT_RETURN_IF_ERROR(ToolsAsFunctions(*tools, chat));
+  if (const Json* choice = reader.Find("tool_choice")) ToolChoiceAsFunction(*choice, chat);
   return absl::OkStatus();
 }
 

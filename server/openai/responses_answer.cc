@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/openai/api_error.h"
+#include "server/openai/responses_tools.h"
 
 namespace dovetail::server {
 namespace {
@@ -42,6 +43,7 @@ class ResponsesAnswer : public BlockAnswer {
   }
 
   std::string OnText(const AnswerBlock& block, std::string_view text) override {
+    if (Custom(block)) return "";  // its text stands in a string of JSON: it comes when that has ended
     Json event = At(block);
     event["delta"] = text;
     if (block.kind == Kind::kText) event["logprobs"] = Json::array();
@@ -49,9 +51,10 @@ class ResponsesAnswer : public BlockAnswer {
   }
 
   std::string OnBlockEnds(const AnswerBlock& block) override {
+    if (Custom(block)) return CustomCallEnds(block);
     Json event = At(block);
     if (block.kind == Kind::kCall) {
-      event["name"] = block.name;
+      event["name"] = Called(block).name;
       event["arguments"] = block.text;
     } else {
       event["text"] = block.text;
@@ -59,9 +62,7 @@ class ResponsesAnswer : public BlockAnswer {
     if (block.kind == Kind::kText) event["logprobs"] = Json::array();
     std::string frames = Send(absl::StrCat(TypeOf(block), ".done"), std::move(event));
     if (block.kind != Kind::kCall) frames += SendPart("response.content_part.done", block, block.text);
-    frames +=
-        Send("response.output_item.done", {{"output_index", block.index}, {"item", Item(block, StatusOf(block))}});
-    return frames;
+    return frames + ItemEnds(block);
   }
 
   std::string OnEnd() override {
@@ -77,6 +78,24 @@ class ResponsesAnswer : public BlockAnswer {
   }
 
  private:
+  ClientTool Called(const AnswerBlock& block) const {
+    return ClientToolOf(spec().repeated.value("tools", Json::array()), block.name);
+  }
+  bool Custom(const AnswerBlock& block) const { return block.kind == Kind::kCall && Called(block).custom; }
+
+  std::string ItemEnds(const AnswerBlock& block) {
+    return Send("response.output_item.done", {{"output_index", block.index}, {"item", Item(block, StatusOf(block))}});
+  }
+
+  std::string CustomCallEnds(const AnswerBlock& block) {
+    const std::string input = InputOf(block.text);
+    Json delta = At(block), done = At(block);
+    delta["delta"] = input;
+    done["input"] = input;
+    return Send("response.custom_tool_call_input.delta", std::move(delta)) +
+           Send("response.custom_tool_call_input.done", std::move(done)) + ItemEnds(block);
+  }
+
   static std::string TypeOf(const AnswerBlock& block) {
     switch (block.kind) {
       case Kind::kText: return "response.output_text";
@@ -87,10 +106,27 @@ class ResponsesAnswer : public BlockAnswer {
   }
 
   std::string ItemId(const AnswerBlock& block) const {
-    return IdOf(block.kind == Kind::kText ? "msg_" : block.kind == Kind::kThought ? "rs_" : "fc_", spec(), block);
+    switch (block.kind) {
+      case Kind::kText: return IdOf("msg_", spec(), block);
+      case Kind::kThought: return IdOf("rs_", spec(), block);
+      case Kind::kCall: break;
+    }
+    return IdOf(Custom(block) ? "ctc_" : "fc_", spec(), block);
   }
 
   static std::string StatusOf(const AnswerBlock& block) { return block.cut_off ? "incomplete" : "completed"; }
+
+  Json CallItem(const AnswerBlock& block) const {
+    const ClientTool tool = Called(block);
+    if (tool.custom)
+      return {{"type", "custom_tool_call"},
+              {"call_id", block.call_id},
+              {"name", tool.name},
+              {"input", block.text.empty() ? "" : InputOf(block.text)}};
+    Json item = {{"type", "function_call"}, {"call_id", block.call_id}, {"name", tool.name}, {"arguments", block.text}};
+    if (!tool.group.empty()) item["namespace"] = tool.group;
+    return item;
+  }
 
   Json Item(const AnswerBlock& block, const std::string& status, bool parts = true) const {
     Json item = {{"id", ItemId(block)}, {"status", status}};
@@ -102,10 +138,7 @@ class ResponsesAnswer : public BlockAnswer {
       case Kind::kThought:
         item.update({{"type", "reasoning"}, {"summary", Json::array()}, {"content", content(ThoughtPart(block.text))}});
         break;
-      case Kind::kCall:
-        item.update(
-            {{"type", "function_call"}, {"call_id", block.call_id}, {"name", block.name}, {"arguments", block.text}});
-        break;
+      case Kind::kCall: item.update(CallItem(block)); break;
     }
     return item;
   }

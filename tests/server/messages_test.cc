@@ -42,6 +42,20 @@ TEST(Messages, BecomeAConversation) {
             "<turn>user:a<turn>assistant:The");
 }
 
+TEST(Messages, WhatClaudeCodeSendsIsRead) {
+  const auto model = TestModel();
+  const std::string fields = R"("system":[{"type":"text","text":"Be brief.","cache_control":{"type":"ephemeral"}}],
+      "messages":[{"role":"user","content":[{"type":"text","text":"hi"}]},
+                  {"role":"system","content":"The shell is bash."},
+                  {"role":"system","content":[{"type":"text","text":"It is Saturday."}]}],
+      "context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]},
+      "thinking":{"type":"adaptive","display":"omitted"},"output_config":{"effort":"max"})";
+  EXPECT_EQ(PromptOf(*model, fields),
+            "<turn>system:Be brief.<turn>user:hi<turn>system:The shell is bash.<turn>system:It is Saturday."
+            "<turn>assistant:");
+  EXPECT_TRUE(Ask(*model, absl::StrCat(kUser, R"(,"context_management":{})")).ok());
+}
+
 TEST(Messages, BlocksOfATurnAreOneMessageAndResultsAreTheirOwn) {
   const auto model = TestModel();
   const auto request = Parse(*model, R"("messages":[{"role":"user","content":"Rome?"},
@@ -89,6 +103,9 @@ TEST(Messages, ErrorsNameTheFieldsOfThisApi) {
       {R"("messages":[])", "messages"},
       {R"("messages":[1])", "messages.0"},
       {R"("messages":[{"role":"system","content":"a"}])", "messages.0.role"},
+      {R"("messages":[{"role":"user","content":"a"},{"role":"tool","content":"a"}])", "messages.1.role"},
+      {R"("messages":[{"role":"user","content":"a"},{"role":"system","content":[{"type":"tool_result"}]}])",
+       "messages.1.content.0.type"},
       {R"("messages":[{"role":"user"}])", "messages.0.content"},
       {block("user", "1"), "messages.0.content.0"},
       {block("user", R"({"type":"image"})"), "messages.0.content.0.type"},
@@ -117,6 +134,12 @@ TEST(Messages, ErrorsNameTheFieldsOfThisApi) {
       {user + R"("output_config":{"format":{"type":"json_schema","schema":{"not":{}}}})",
        "output_config.format.schema.not"},
       {user + R"("output_config":{"effort":"enormous"})", "output_config.effort"},
+      {user + R"("context_management":1)", "context_management"},
+      {user + R"("context_management":{"edits":{}})", "context_management.edits"},
+      {user + R"("context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]})", "context_management.edits.0"},
+      {user + R"("context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"},
+                 {"type":"clear_thinking_20251015","keep":{"type":"thinking_turns","value":1}}]})",
+       "context_management.edits.1"},
   };
   for (const auto& [fields, param] : cases) {
     SCOPED_TRACE(fields);

@@ -82,7 +82,21 @@ TEST(Responses, ErrorsNameTheFieldsOfThisApi) {
       {user + R"("background":true)", "background"},
       {user + R"("truncation":"auto")", "truncation"},
       {user + R"("include":["message.output_text.logprobs"])", "include.0"},
-      {user + R"("tools":[{"type":"custom","name":"x"}])", "tools.0.type"},
+      {user + R"("tools":[{"type":"web_search"}])", "tools.0.type"},
+      {user + R"("tools":[{"type":"custom"}])", "tools.0.name"},
+      {user + R"("tools":[{"type":"custom","name":"x","format":{"type":"grammar","syntax":"lark"}}])",
+       "tools.0.format.type"},
+      {user + R"("tools":[{"type":"namespace","name":"n"}])", "tools.0.tools"},
+      {user + R"("tools":[{"type":"namespace","tools":[]}])", "tools.0.name"},
+      {user + R"("tools":[{"type":"namespace","name":"n","tools":[{"type":"function","name":"f"},{"type":"custom"}]}])",
+       "tools.0.tools.1.type"},
+      {user + R"("tools":[{"type":"namespace","name":"n","tools":[{"type":"function","name":"f"},
+                 {"type":"function","name":"g h"}]}])",
+       "tools.0.tools.1.name"},
+      {user + R"("tools":[{"type":"namespace","name":"n","tools":[{"type":"function","name":"f"}]},
+                 {"type":"function","name":"g","parameters":1}])",
+       "tools.1.parameters"},
+      {R"("input":[{"type":"custom_tool_call","call_id":"c","name":"x"}])", "input.0.input"},
       {user + R"("tools":[{"type":"function","name":""}])", "tools.0.name"},
       {user + R"("tools":[{"type":"function","name":"f","parameters":[]}])", "tools.0.parameters"},
       {user + R"("tools":[{"type":"function","name":"f"}],"tool_choice":{"type":"function","name":"g"})",
@@ -182,6 +196,78 @@ TEST(Responses, WhatTheLengthEndsIsIncomplete) {
   EXPECT_EQ(body["incomplete_details"]["reason"], "max_output_tokens");
   EXPECT_EQ(body["output"][0]["status"], "incomplete");
   EXPECT_EQ(Stream("Once upon", 3, requests::FinishReason::kLength).back()["type"], "response.incomplete");
+}
+
+constexpr char kClientTools[] =
+    R"("input":"hi","tools":[{"type":"custom","name":"patch","description":"Changes files."},
+       {"type":"namespace","name":"mail","description":"Letters.","tools":[
+           {"type":"function","name":"send","description":"Sends one.","parameters":{"type":"object"}}]}])";
+
+TEST(Responses, CustomToolsAndNamespacesAreFunctionsToTheModel) {
+  const auto model = TestModel();
+  const auto json = ParseJson(absl::StrCat(R"({"model":"bytes",)", kClientTools, "}"));
+  const auto request = ParseResponsesRequest(*json, *model);
+  ASSERT_TRUE(request.ok()) << request.status();
+  const Json& tools = request->prompt.tools;
+  EXPECT_EQ(tools[0]["function"]["name"], "patch");
+  EXPECT_EQ(Dump(tools[0]["function"]["parameters"]["required"]), R"(["input"])");
+  EXPECT_EQ(tools[1]["function"]["name"], "mail__send");
+  EXPECT_EQ(tools[1]["function"]["description"], "Letters.\nSends one.");
+  for (const char* known :
+       {R"({"type":"custom","name":"patch"})", R"({"type":"function","namespace":"mail","name":"send"})"})
+    ExpectAbout("tool_choice",
+                Ask(*model, absl::StrCat(kClientTools, R"(,"tool_choice":)", known)).status());  // no grammars here
+  ExpectAbout("tool_choice.name",
+              Ask(*model, absl::StrCat(kClientTools, R"(,"tool_choice":{"type":"function","name":"send"})")).status());
+}
+
+TEST(Responses, CallsOfCustomToolsAndOfNamespacesAreReadBack) {
+  const auto model = TestModel();
+  const auto json = ParseJson(R"({"model":"bytes","input":[{"role":"user","content":"go"},
+      {"type":"custom_tool_call","call_id":"c1","name":"patch","input":"*** a\n\"b\""},
+      {"type":"custom_tool_call_output","call_id":"c1","output":"done"},
+      {"type":"function_call","call_id":"c2","namespace":"mail","name":"send","arguments":"{}"},
+      {"type":"function_call_output","call_id":"c2","output":"sent"}]})");
+  const auto request = ParseResponsesRequest(*json, *model);
+  ASSERT_TRUE(request.ok()) << request.status();
+  const Json& messages = request->prompt.messages;
+  EXPECT_EQ(messages[1]["tool_calls"][0]["function"]["arguments"]["input"], "*** a\n\"b\"");
+  EXPECT_EQ(messages[2]["content"], "done");
+  EXPECT_EQ(messages[3]["tool_calls"][0]["function"]["name"], "mail__send");
+  EXPECT_EQ(messages[4]["content"], "sent");
+}
+
+TEST(Responses, AnswersCallCustomToolsAndNamespacesAsTheClientNamedThem) {
+  const std::string text =
+      "<tool_call>\n{\"name\": \"patch\", \"arguments\": {\"input\": \"*** a\\n\\u00e4\"}}\n</tool_call>\n"
+      "<tool_call>\n{\"name\": \"mail__send\", \"arguments\": {}}\n</tool_call>\n"
+      "<tool_call>\n{\"name\": \"patch\", \"arguments\": {\"text\": 1}}\n</tool_call>";
+  const auto spec = [](bool stream) { return WithBlocks(Ask(*TestModel(), kClientTools)->spec, stream); };
+  const Json body = BodyOf(spec(false), text, requests::FinishReason::kStop);
+  ASSERT_EQ(body["output"].size(), 3u) << body["output"];
+  const Json& patch = body["output"][0];
+  EXPECT_EQ(patch["id"], "ctc_1_0");
+  EXPECT_EQ(patch["type"], "custom_tool_call");
+  EXPECT_EQ(patch["name"], "patch");
+  EXPECT_EQ(patch["input"], "*** a\n\u00e4");
+  EXPECT_FALSE(patch.contains("arguments"));
+  EXPECT_EQ(body["output"][1]["type"], "function_call");
+  EXPECT_EQ(body["output"][1]["namespace"], "mail");
+  EXPECT_EQ(body["output"][1]["name"], "send");
+  EXPECT_EQ(body["output"][2]["input"], "{\"text\": 1}");  // not lost
+  for (size_t piece = 1; piece < 30; ++piece) {
+    std::string delta, done;
+    Json items = Json::array();
+    for (const Json& event : EventsOf(spec(true), text, piece, requests::FinishReason::kStop)) {
+      const bool first = event.value("output_index", -1) == 0;
+      if (first && event["type"] == "response.custom_tool_call_input.delta") delta += event["delta"];
+      if (first && event["type"] == "response.custom_tool_call_input.done") done = event["input"];
+      if (event["type"] == "response.output_item.done") items.push_back(event["item"]);
+    }
+    EXPECT_EQ(delta, "*** a\n\u00e4") << piece;
+    EXPECT_EQ(done, delta);
+    EXPECT_EQ(Dump(items), Dump(body["output"])) << piece;
+  }
 }
 
 TEST(Responses, AStreamThatFailsSaysSo) {
