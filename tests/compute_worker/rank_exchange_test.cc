@@ -27,7 +27,7 @@ class SlowDevice final : public DenseBackend {
   absl::Status PrepareStep(const ComputeWorkerCore&, MicroBatchId, const exchange::Seam&) override { return {}; }
   absl::Status Run(const ComputeWorkerCore&, MicroBatchId, int) override { return {}; }
   absl::Status AttendPrompts(const ComputeWorkerCore&, MicroBatchId, int) override { return {}; }
-  absl::StatusOr<bool> PayloadsReady(MicroBatchId, int op) override { return op < computed; }
+  absl::StatusOr<bool> RankRowsReady(MicroBatchId, int op) override { return op < computed; }
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore&, MicroBatchId, int, int) override {
     return transport::LentBytes();
   }
