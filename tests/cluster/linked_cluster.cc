@@ -5,6 +5,7 @@
 #include "compute_worker/attention_specs.h"
 #include "model/checkpoint.h"
 #include "proto/link_frames.h"
+#include "tests/seam/watched.h"
 #include "tests/support/test_data.h"
 
 namespace dovetail::test {
@@ -143,6 +144,10 @@ absl::Status LinkedCluster::AddWorker(int index) {
   DT_ASSIGN_OR_RETURN(worker.node,
                       attention::AttentionWorkerNode::Create(table_, options, alone() ? *gpu_ : *worker.own_gpu, port,
                                                              SystemClock(), shared_gpu_.get()));
+  worker.node->WrapBackend([&](std::unique_ptr<attention::AttentionBackend> backend) {
+    return std::make_unique<WatchedAttention>(std::move(backend), worker.node->core(), port.id(), worker.monitor,
+                                              worker.fail_next);
+  });
   compute_->AddAttentionWorker({IdOf(index), kEpoch, port.id()});
   scheduler_->AddAttentionWorker(IdOf(index), kEpoch, port.id(), options_.kv_blocks);
   if (alone()) return absl::OkStatus();

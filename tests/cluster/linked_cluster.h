@@ -15,6 +15,7 @@
 #include "exchange/cuda/shared_gpu.h"
 #include "scheduler/scheduler_node.h"
 #include "tests/seam/loop_links.h"
+#include "tests/seam/seam_monitor.h"
 #include "transport/inproc/inproc_fabric.h"
 
 namespace dovetail::test {
@@ -58,6 +59,8 @@ class LinkedCluster {
   // False: not in a time that only a hang takes.
   bool Until(const std::function<bool()>& condition);
   bool UntilTheEndOf(uint64_t request);
+  // Its next op fails. While it has none.
+  void LetAnOpFail(int worker) { workers_[worker]->fail_next = true; }
   // It takes no frame any more, and no other node knows it yet.
   void Stop(int worker) { workers_[worker]->stops = true; }
   void Lose(int worker);  // now they do
@@ -75,6 +78,8 @@ class LinkedCluster {
     std::unique_ptr<kernels::cuda::CudaDevice> own_gpu;  // null: the compute worker's
     std::unique_ptr<LoopLinks> links;
     exchange::GpuExchangeMeans means;
+    SeamMonitor monitor{/*on_cpu=*/false};  // of nothing but its backend
+    bool fail_next = false;
     std::unique_ptr<attention::AttentionWorkerNode> node;
     std::atomic<bool> stops = false;
     std::thread thread;

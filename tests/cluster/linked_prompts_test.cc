@@ -167,6 +167,28 @@ TEST_F(LinkedPrompts, ThatArePreemptedAndResumedHaveTheLogitsOfOneGpu) {
   ExpectNothingThroughHosts();
 }
 
+TEST_F(LinkedPrompts, WithoutAScratchAreAttendedOnTheAttentionWorker) {
+  ASSERT_NO_FATAL_FAILURE(Start({.scratch_bytes = 0}));
+  ExpectTheSame("no scratch", Tokens(150, 14), 150);
+  EXPECT_EQ(linked_->prompt_tokens_here(), 0u);
+  ExpectNothingThroughHosts();
+}
+
+// The attention worker cannot do an op of a prompt's part: waits on both GPUs end, and blocks of the scratch and the
+// slot serve other prompts.
+TEST_F(LinkedPrompts, BehindOneWhoseStepFailedHaveTheLogitsOfOneGpu) {
+  ASSERT_NO_FATAL_FAILURE(Start({.micro_batches = 2}));
+  for (int i = 0; i < 3; ++i) {
+    linked_->LetAnOpFail(0);
+    const uint64_t failed = linked_->Submit(Tokens(200, 15 + i), 4);
+    ASSERT_TRUE(linked_->UntilTheEndOf(failed));
+    EXPECT_NE(linked_->stream(failed).error, "");
+    ExpectTheSame("behind it", Tokens(130, 18 + i), 130);
+  }
+  EXPECT_GE(linked_->failed_steps(), 3);
+  ExpectNothingThroughHosts();
+}
+
 // It stops after a part of a prompt. Kernels here wait for it until their deadline; the next parts go to the other one,
 // from the first token on.
 TEST_F(LinkedPrompts, GoOnElsewhereWhenTheirAttentionWorkerIsLostBetweenTheirParts) {
