@@ -167,7 +167,8 @@ def measure_tools(server, options):
         for name, fields in (('text', {'ignore_eos': True, **ids}), ('calls', called)):
             gaps = gaps_of(run(server, options, options.tools_streams, fields))
             print(f'tools {number}: {options.tools_streams} streams of {name}: '
-                  f'gaps median {statistics.median(gaps):.1f}, p99 {gaps[int(0.99 * (len(gaps) - 1))]:.1f}, longest {gaps[-1]:.1f} ms', flush=True)
+                  f'gaps median {statistics.median(gaps):.1f}, p99 {gaps[int(0.99 * (len(gaps) - 1))]:.1f}, '
+                  f'longest {gaps[-1]:.1f} ms', flush=True)
 
 
 def main():

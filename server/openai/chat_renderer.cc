@@ -64,8 +64,10 @@ absl::StatusOr<ChatRenderer> MakeChatRenderer(const ChatTemplateText& text) {
     inputs.now = absl::Now();
     inputs.time_zone = absl::LocalTimeZone();
     const bool with_tools = HasTools(prompt);
-    if (with_tools) Adapt(tools.traits, inputs);
-    DT_ASSIGN_OR_RETURN(auto rendered, (with_tools ? tools : plain).chat.Render(inputs));
+    const Rendered& chosen = with_tools ? tools : plain;
+    AdaptSystem(chosen.traits, inputs.messages);
+    if (with_tools) Adapt(chosen.traits, inputs);
+    DT_ASSIGN_OR_RETURN(auto rendered, chosen.chat.Render(inputs));
     return std::move(rendered.parts);
   });
 }

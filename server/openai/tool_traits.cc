@@ -90,6 +90,10 @@ Json WithCallsAsText(const Json& messages) {
   return out;
 }
 
+std::string Joined(const std::string& before, const std::string& behind) {
+  return before.empty() ? behind : before + "\n\n" + behind;
+}
+
 void AdaptCalls(const ToolTraits& traits, Json& message) {
   const bool empty = message["content"].is_null() || message["content"] == "";
   if (empty && traits.takes_thinking && message.contains("reasoning_content"))
@@ -122,8 +126,34 @@ ToolTraits TraitsOf(const model::ChatTemplate& chat, const model::RenderInputs& 
   probe.tools = nullptr;
   probe.messages = Json::array({{{"role", "system"}, {"content", kResult}}, {{"role", "user"}, {"content", "hi"}}});
   traits.takes_system = Shows(chat, probe, {kResult});
+  probe.messages = Json::array({{{"role", "system"}, {"content", kResult}},
+                                {{"role", "system"}, {"content", kArgument}},
+                                {{"role", "user"}, {"content", "hi"}},
+                                {{"role", "system"}, {"content", kFunction}}});
+  traits.takes_more_systems = Shows(chat, probe, {kResult, kArgument, kFunction});
   traits.takes_thinking = source.find(".thinking") != std::string_view::npos;
   return traits;
+}
+
+void AdaptSystem(const ToolTraits& traits, Json& messages) {
+  if (!traits.takes_system || traits.takes_more_systems) return;
+  Json out = Json::array();
+  std::string waiting;  // for what the user says next
+  for (Json& message : messages) {
+    const bool text = message["content"].is_string();
+    const bool system = text && message["role"] == "system";
+    const bool user = text && message["role"] == "user";
+    if (system && !out.empty() && (out.back()["role"] == "user" || out.back()["role"] == "system")) {
+      out.back()["content"] = Joined(out.back()["content"], message["content"]);
+    } else if (system && !out.empty()) {
+      waiting = Joined(waiting, message["content"]);
+    } else {
+      if (!waiting.empty() && user) message["content"] = Joined(std::exchange(waiting, ""), message["content"]);
+      out.push_back(std::move(message));
+    }
+  }
+  if (!waiting.empty()) out.push_back({{"role", "user"}, {"content", waiting}});
+  messages = std::move(out);
 }
 
 void Adapt(const ToolTraits& traits, model::RenderInputs& inputs) {

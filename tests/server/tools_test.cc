@@ -426,6 +426,54 @@ TEST(Templates, PublishedOnesShowCallsAndResults) {
   EXPECT_THAT(refused, ::testing::UnorderedElementsAre("fireworks-ai-llama-3-firefunction-v2", "MiroThinker"));
 }
 
+std::string Rendering(const std::string& source, const std::string& messages) {
+  const auto chat = MakeChatRenderer({source, "", "<s>", "</s>"});
+  if (!chat.ok()) return chat.status().ToString();
+  const auto parts = (*chat)({.messages = *ParseMessages(*ParseJson(messages))});
+  if (!parts.ok()) return parts.status().ToString();
+  std::string text;
+  for (const model::PromptPart& part : *parts) text += part.text;
+  return text;
+}
+
+TEST(Templates, OneThatTakesOneSystemMessageGetsTheOthersInIt) {
+  const std::string loop = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}";
+  const std::string strict =
+      "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+      "{{ raise_exception('the system speaks first') }}{% endif %}{{ m.role }}:{{ m.content }}|{% endfor %}";
+  constexpr char kSystems[] = R"([{"role":"system","content":"a"},{"role":"developer","content":"b"},
+      {"role":"user","content":"c"},{"role":"system","content":"d"},{"role":"assistant","content":"e"},
+      {"role":"system","content":"f"},{"role":"user","content":"g"}])";
+  EXPECT_EQ(Rendering(loop, kSystems), "system:a|system:b|user:c|system:d|assistant:e|system:f|user:g|");
+  EXPECT_EQ(Rendering(strict, kSystems), "system:a\n\nb|user:c\n\nd|assistant:e|user:f\n\ng|");
+  EXPECT_EQ(Rendering(strict, R"([{"role":"user","content":"c"},{"role":"assistant","content":"e"},
+                                  {"role":"system","content":"f"}])"),
+            "user:c|assistant:e|user:f|");
+}
+
+// What coding agents send: two messages of the system, and one behind the user's.
+TEST(Templates, PublishedOnesShowAllThatTheSystemSays) {
+  DOVETAIL_DATA_OR_SKIP(const auto folder, "chat-templates");
+  int shown = 0;
+  std::vector<std::string> refused;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".jinja") continue;
+    std::ifstream in(entry.path());
+    const std::string text =
+        Rendering({std::istreambuf_iterator<char>(in), {}},
+                  R"([{"role":"system","content":"Rule one."},{"role":"system","content":"Rule two."},
+                                           {"role":"user","content":"Rome?"},{"role":"system","content":"Rule three."}])");
+    const bool all = text.find("Rule one.") != text.npos && text.find("Rule two.") != text.npos &&
+                     text.find("Rule three.") != text.npos && text.find("Rome?") != text.npos;
+    if (!all) refused.push_back(entry.path().stem());
+    shown += all;
+  }
+  EXPECT_EQ(shown, 42);
+  // One wants variables of its own, and one cannot be without tools.
+  EXPECT_THAT(refused, ::testing::UnorderedElementsAre("fireworks-ai-llama-3-firefunction-v2",
+                                                       "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"));
+}
+
 // ---- what the prompt says ----
 
 TEST(Reasoning, ThePromptSaysWhetherAThoughtHasBegun) {
