@@ -54,9 +54,9 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
   PauseIfSlow();
 }
 
-// The queue lets go of the task, which ends the call, without a lock.
+// The queues let go of the task, which ends the call, without a lock.
 void GenerateCall::Cancel() {
-  server_.intake.queue.Cancel(*cancel());
+  server_.intake.Cancel(*cancel());
   std::lock_guard<std::mutex> lock(mutex_);
   CancelInEngine();
 }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/openai/chat_body.h"
 #include "server/openai/requests.h"
 
 namespace dovetail::server {
@@ -15,8 +16,15 @@ namespace {
 
 absl::Status CheckServed(const pb::GenerateRequest& request) {
   const pb::SamplingParams& params = request.sampling_params();
-  if (params.constraint_case() != pb::SamplingParams::CONSTRAINT_NOT_SET)
-    return Unimplemented("sampling_params.constraint: structured output is not served here; leave it out");
+  if (params.has_structural_tag())
+    return Unimplemented(
+        "sampling_params.structural_tag: is not served here; use json_schema, json_object, regex, grammar or choice");
+  const bool constrained = params.constraint_case() != pb::SamplingParams::CONSTRAINT_NOT_SET &&
+                           (!params.has_json_object() || params.json_object());
+  if (constrained && params.ignore_eos())
+    return InvalidArgument("sampling_params.ignore_eos: cannot stand together with a constraint");
+  if (constrained && params.min_tokens() > 0)
+    return InvalidArgument("sampling_params.min_tokens: cannot stand together with a constraint");
   if (request.has_data_parallel_rank() && request.data_parallel_rank() != 0)
     return InvalidArgument("data_parallel_rank: ", request.data_parallel_rank(), "; there is only rank 0");
   if (request.input_case() == pb::GenerateRequest::INPUT_NOT_SET)
@@ -29,9 +37,30 @@ absl::Status CheckServed(const pb::GenerateRequest& request) {
   return absl::OkStatus();
 }
 
+// What the text may be, as a completion's structured_outputs; null: anything. `names` gets what its fields are here.
+Json ConstraintOf(const pb::SamplingParams& params, FieldNames& names) {
+  const auto as = [&names](const char* name, const char* own, Json value) {
+    names.Add(std::string("structured_outputs.") + name, std::string("sampling_params.") + own);
+    return Json{{name, std::move(value)}};
+  };
+  switch (params.constraint_case()) {
+    case pb::SamplingParams::kJsonSchema: return as("json", "json_schema", params.json_schema());
+    case pb::SamplingParams::kRegex: return as("regex", "regex", params.regex());
+    case pb::SamplingParams::kGrammar: return as("grammar", "grammar", params.grammar());
+    case pb::SamplingParams::kJsonObject: return as("json_object", "json_object", params.json_object());
+    case pb::SamplingParams::kChoice: {
+      const auto& choices = params.choice().choices();
+      return as("choice", "choice.choices", std::vector<std::string>(choices.begin(), choices.end()));
+    }
+    case pb::SamplingParams::kStructuralTag:
+    case pb::SamplingParams::CONSTRAINT_NOT_SET: break;
+  }
+  return nullptr;
+}
+
 // The request as the body of a completion. One validator, for every transport: ranges, model limits and texts are those
 // of HTTP.
-Json BodyOf(const pb::GenerateRequest& request, const ServedModel& model) {
+Json BodyOf(const pb::GenerateRequest& request, const ServedModel& model, FieldNames& names) {
   const pb::SamplingParams& params = request.sampling_params();
   Json body = {{"model", model.names.front()}};
   if (request.has_text()) {
@@ -59,6 +88,7 @@ Json BodyOf(const pb::GenerateRequest& request, const ServedModel& model) {
   if (params.has_seed()) body["seed"] = params.seed();
   body["include_stop_str_in_output"] = params.include_stop_str_in_output();
   if (params.has_truncate_prompt_tokens()) body["truncate_prompt_tokens"] = params.truncate_prompt_tokens();
+  body["structured_outputs"] = ConstraintOf(params, names);
   for (const auto& [token, bias] : params.logit_bias()) body["logit_bias"][std::to_string(token)] = bias;
   return body;
 }
@@ -68,12 +98,17 @@ Json BodyOf(const pb::GenerateRequest& request, const ServedModel& model) {
 absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const pb::GenerateRequest& request, const ServedModel& model,
                                                       const RequestContext& context) {
   DT_RETURN_IF_ERROR(CheckServed(request));
-  DT_ASSIGN_OR_RETURN(CompletionRequest parsed, ParseCompletionRequest(BodyOf(request, model), model));
+  FieldNames names;
+  const Json body = BodyOf(request, model, names);
+  auto read = ParseCompletionRequest(body, model);
+  if (!read.ok()) return names.Rename(read.status());
+  CompletionRequest& parsed = *read;
   // Over HTTP a stream has no place for what a prompt yields; here its first chunk has.
   parsed.fields.stream = request.stream();
   if (!request.sampling_params().has_max_tokens()) parsed.fields.max_tokens.reset();  // as many as fit
-  DT_ASSIGN_OR_RETURN(PreparedGeneration prepared, Prepare(parsed, model, context));
-  if (prepared.requests.size() != 1) return InvalidArgument("input: exactly one prompt is taken");
+  auto prepared = Prepare(parsed, model, context);
+  if (!prepared.ok()) return names.Rename(prepared.status());
+  if (prepared->requests.size() != 1) return InvalidArgument("input: exactly one prompt is taken");
   return prepared;
 }
 

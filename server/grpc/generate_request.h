@@ -6,7 +6,7 @@
 namespace dovetail::server {
 
 // A checked generation request: what the HTTP API would make of the same fields. Errors name the field
-// (kInvalidArgument), or are kUnimplemented for what is not served. Pure.
+// (kInvalidArgument), or are kUnimplemented for what is not served; NeedsCompiling as Prepare has it. Pure.
 absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const vllm::grpc::engine::GenerateRequest& request,
                                                       const ServedModel& model, const RequestContext& context);
 

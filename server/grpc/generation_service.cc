@@ -251,14 +251,21 @@ class VllmService final : public pb::VllmEngine::CallbackService {
       std::lock_guard<std::mutex> lock(service_.mutex_);
       if (--service_.reading_ == 0) service_.none_reading_.notify_all();
     }
-    void Run(const grpc::CallbackServerContext& context, RequestContext prepare) {
+    // False: it wants a grammar that has to be compiled, which `prepare` says is not for this thread.
+    bool Run(const grpc::CallbackServerContext& context, RequestContext prepare) {
       prepare.cancel = call_->cancel().get();
-      if (call_->cancel()->cancelled()) return;
-      if (context.deadline() <= std::chrono::system_clock::now())
-        return Refuse(absl::DeadlineExceededError("the request's deadline passed while it waited to be read"));
+      if (call_->cancel()->cancelled()) return true;
+      if (context.deadline() <= std::chrono::system_clock::now()) {
+        Refuse(absl::DeadlineExceededError("the request's deadline passed while it waited to be read"));
+        return true;
+      }
       auto prepared = PrepareGrpcRequest(request_, *service_.model_, prepare);
-      if (!prepared.ok()) return Refuse(prepared.status());
-      std::exchange(call_, nullptr)->Begin(*service_.model_, *std::move(prepared));
+      if (NeedsCompiling(prepared.status())) return false;
+      if (prepared.ok())
+        std::exchange(call_, nullptr)->Begin(*service_.model_, *std::move(prepared));
+      else
+        Refuse(prepared.status());
+      return true;
     }
     void Refuse(const absl::Status& status) { std::exchange(call_, nullptr)->Refuse(status); }
 
@@ -320,8 +327,14 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     // A message of many short parts takes far more memory than it had bytes.
     const size_t bytes = request.SpaceUsedLong();
     const auto reading = std::make_shared<Reading<Request>>(*this, call, std::move(request));
-    WorkTask task{key.first, bytes, call->cancel(), [reading, &context, prepare] { reading->Run(context, prepare); }};
-    const absl::Status posted = intake_->queue.TryPost(std::move(task));
+    const auto compile = [reading, &context, prepare] { reading->Run(context, prepare); };
+    prepare.may_compile = false;
+    const auto read = [this, reading, &context, prepare, compile, tenant = key.first, bytes, cancel = call->cancel()] {
+      if (reading->Run(context, prepare)) return;
+      const absl::Status posted = intake_->grammars.TryPost({tenant, bytes, cancel, compile});
+      if (!posted.ok()) reading->Refuse(posted);
+    };
+    const absl::Status posted = intake_->queue.TryPost({key.first, bytes, call->cancel(), read});
     if (!posted.ok()) reading->Refuse(posted);
   }
   std::shared_ptr<EngineCall> Find(const CallKey& key) {

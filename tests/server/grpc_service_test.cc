@@ -5,12 +5,16 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
+#include "model/tokenizer/tokenizer.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/generation_service.h"
+#include "server/openai/requests.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/test_model.h"
 
@@ -63,10 +67,11 @@ class HastyEngine final : public FakeEngine {
 };
 
 struct Client {
-  explicit Client(engine::Engine* engine) {
+  explicit Client(engine::Engine* engine, std::shared_ptr<ServedModel> model = TestModel()) {
     GrpcServerOptions options;
     options.listen = "127.0.0.1:0";
-    auto started = GrpcServer::Start(options, TestModel(), engine, std::make_shared<Intake>(1, WorkLimits{}), metrics);
+    auto started =
+        GrpcServer::Start(options, std::move(model), engine, std::make_shared<Intake>(1, WorkLimits{}), metrics);
     EXPECT_TRUE(started.ok()) << started.status();
     server = *std::move(started);
     stub = pb::VllmEngine::NewStub(
@@ -169,6 +174,111 @@ TEST(GrpcService, LoadsHaveTheTokensThatTheEngineHasNotBegun) {
   }
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_EQ(waiting(), 0);
+}
+
+// `begins` is called when a grammar is compiled, on the thread that does.
+std::shared_ptr<ServedModel> ModelWithGrammars(std::function<void()> begins = [] {}) {
+  auto served = TestModel();
+  served->grammars = std::make_shared<grammar::GrammarEngine>(
+      [tokenizer = served->tokenizer, begins]() -> absl::StatusOr<std::vector<std::string>> {
+        begins();
+        std::vector<std::string> texts(tokenizer->vocab_size());
+        for (TokenId id = 0; id < tokenizer->vocab_size(); ++id)
+          if (!tokenizer->IsSpecial(id)) texts[id] = tokenizer->TokenText(id);
+        return texts;
+      },
+      served->vocab_size);
+  return served;
+}
+
+grpc::Status Generate(Client& client, const std::function<void(pb::SamplingParams&)>& constrain) {
+  pb::GenerateRequest request;
+  request.set_text("hi");
+  request.mutable_sampling_params()->set_max_tokens(4);
+  constrain(*request.mutable_sampling_params());
+  const auto reader = client.stub->Generate(&client.context, request);
+  pb::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+  return reader->Finish();
+}
+
+TEST(GrpcService, EachConstraintIsTheGrammarOfItsFieldOverHttp) {
+  using Set = std::function<void(pb::SamplingParams&)>;
+  const std::vector<std::pair<std::string, Set>> cases = {
+      {R"({"json":{"type":"object","properties":{"a":{"type":"integer"}}}})",
+       [](auto& p) { p.set_json_schema(R"({"type":"object","properties":{"a":{"type":"integer"}}})"); }},
+      {R"({"json_object":true})", [](auto& p) { p.set_json_object(true); }},
+      {R"({"regex":"[0-9]+"})", [](auto& p) { p.set_regex("[0-9]+"); }},
+      {R"({"grammar":"root ::= \"a\" | \"b\""})", [](auto& p) { p.set_grammar(R"(root ::= "a" | "b")"); }},
+      {R"({"choice":["yes","no"]})",
+       [](auto& p) {
+         p.mutable_choice()->add_choices("yes");
+         p.mutable_choice()->add_choices("no");
+       }},
+  };
+  const auto model = ModelWithGrammars();
+  FakeEngine engine;
+  for (const auto& [http, constrain] : cases) {
+    Client client(&engine, model);
+    const grpc::Status status = Generate(client, constrain);
+    ASSERT_TRUE(status.ok()) << http << status.error_message();
+    const auto parsed = ParseCompletionRequest(
+        *ParseJson(R"({"model":"bytes","prompt":"hi","structured_outputs":)" + http + "}"), *model);
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    const auto submitted = engine.log().submitted.back().sampling;
+    EXPECT_TRUE(submitted.follows_grammar) << http;
+    EXPECT_EQ(submitted.grammar.source, parsed->fields.grammar) << http;
+  }
+  Client client(&engine, model);
+  EXPECT_TRUE(Generate(client, [](auto& p) { p.set_json_object(false); }).ok());
+  EXPECT_FALSE(engine.log().submitted.back().sampling.follows_grammar);
+}
+
+TEST(GrpcService, AConstraintThatCannotBeEnforcedIsNamed) {
+  const auto model = ModelWithGrammars();
+  FakeEngine engine;
+  const auto refused = [&](grpc::StatusCode code, const std::string& what, const auto& constrain) {
+    Client client(&engine, model);
+    const grpc::Status status = Generate(client, constrain);
+    EXPECT_EQ(status.error_code(), code) << what;
+    EXPECT_THAT(status.error_message(), ::testing::StartsWith("sampling_params." + what));
+  };
+  const auto invalid = grpc::StatusCode::INVALID_ARGUMENT;
+  refused(invalid, "json_schema.not", [](auto& p) { p.set_json_schema(R"({"not":{}})"); });
+  refused(invalid, "json_schema", [](auto& p) { p.set_json_schema("{"); });
+  refused(invalid, "regex", [](auto& p) { p.set_regex("("); });
+  refused(invalid, "grammar", [](auto& p) { p.set_grammar("root ::= missing"); });
+  refused(invalid, "choice.choices", [](auto& p) { p.mutable_choice(); });
+  refused(invalid, "ignore_eos", [](auto& p) { p.set_json_object(true), p.set_ignore_eos(true); });
+  refused(invalid, "min_tokens", [](auto& p) { p.set_regex("a"), p.set_min_tokens(1); });
+  refused(grpc::StatusCode::UNIMPLEMENTED, "structural_tag", [](auto& p) { p.set_structural_tag("{}"); });
+  EXPECT_TRUE(engine.log().submitted.empty());
+}
+
+TEST(GrpcService, OthersAreReadWhileAConstraintIsCompiled) {
+  absl::Notification compiles, let_go;
+  FakeEngine engine;
+  Client client(&engine, ModelWithGrammars([&] {
+    compiles.Notify();
+    let_go.WaitForNotificationWithTimeout(absl::Seconds(15));
+  }));
+  pb::GenerateRequest request;
+  request.set_text("constrained");
+  request.mutable_sampling_params()->set_max_tokens(4);
+  request.mutable_sampling_params()->set_regex("[0-9]+");
+  grpc::ClientContext context;
+  const auto constrained = client.stub->Generate(&context, request);
+  compiles.WaitForNotification();
+  EXPECT_TRUE(Generate(client, [](auto&) {}).ok());
+  EXPECT_FALSE(let_go.HasBeenNotified());
+  EXPECT_EQ(engine.log().submitted.size(), 1u);
+  let_go.Notify();
+  pb::GenerateResponse message;
+  while (constrained->Read(&message)) {
+  }
+  EXPECT_TRUE(constrained->Finish().ok());
+  EXPECT_TRUE(engine.log().submitted.back().sampling.follows_grammar);
 }
 
 TEST(GrpcService, WhatIsNotServedSaysWhy) {

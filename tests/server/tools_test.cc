@@ -454,15 +454,14 @@ TEST(Templates, OneThatTakesOneSystemMessageGetsTheOthersInIt) {
 // What coding agents send: two messages of the system, and one behind the user's.
 TEST(Templates, PublishedOnesShowAllThatTheSystemSays) {
   DOVETAIL_DATA_OR_SKIP(const auto folder, "chat-templates");
+  constexpr char kRules[] = R"([{"role":"system","content":"Rule one."},{"role":"system","content":"Rule two."},
+      {"role":"user","content":"Rome?"},{"role":"system","content":"Rule three."}])";
   int shown = 0;
   std::vector<std::string> refused;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() != ".jinja") continue;
     std::ifstream in(entry.path());
-    const std::string text =
-        Rendering({std::istreambuf_iterator<char>(in), {}},
-                  R"([{"role":"system","content":"Rule one."},{"role":"system","content":"Rule two."},
-                                           {"role":"user","content":"Rome?"},{"role":"system","content":"Rule three."}])");
+    const std::string text = Rendering({std::istreambuf_iterator<char>(in), {}}, kRules);
     const bool all = text.find("Rule one.") != text.npos && text.find("Rule two.") != text.npos &&
                      text.find("Rule three.") != text.npos && text.find("Rome?") != text.npos;
     if (!all) refused.push_back(entry.path().stem());

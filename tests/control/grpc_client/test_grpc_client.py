@@ -131,12 +131,25 @@ def test_logprobs_of_prompt_and_output(stub):
     assert not prompt.token_logprobs[0].HasField("value") and prompt.token_logprobs[1].value < 0
 
 
+@pytest.mark.parametrize("constraint, text", [
+    ({"regex": "[0-9]{3}x"}, r"\d{3}x"), ({"choice": pb.ChoiceConstraint(choices=["north", "south"])}, "north|south"),
+    ({"json_schema": json.dumps({"enum": ["red", "blue"]})}, '"(red|blue)"')])
+def test_a_constraint_is_followed(stub, cluster, constraint, text):
+    [answer] = generate(stub, request(stream=False, sampling={"temperature": 1, "ignore_eos": False, **constraint}))
+    tokens = {"tokens": list(answer.complete.output_ids)}
+    asked = urllib.request.Request(f"http://{cluster['http']}/detokenize", json.dumps(tokens).encode(),
+                                   {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"})
+    written = json.loads(urllib.request.urlopen(asked, timeout=20).read())["prompt"]
+    assert re.fullmatch(text, written.replace("</s>", "").strip()), written
+
+
 def test_what_is_wrong_is_named_with_the_right_code(stub):
     cases = [
         (request(sampling={"temperature": -1}), grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
         (request(sampling={"n": 99}), grpc.StatusCode.INVALID_ARGUMENT, "n"),
         (request(sampling={"max_tokens": 1_000_000}), grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"),
-        (request(sampling={"regex": "a+"}), grpc.StatusCode.UNIMPLEMENTED, "structured output"),
+        (request(sampling={"structural_tag": "{}"}), grpc.StatusCode.UNIMPLEMENTED, "structural_tag"),
+        (request(sampling={"regex": "(", "ignore_eos": False}), grpc.StatusCode.INVALID_ARGUMENT, "regex"),
         (request(tokenized=pb.TokenizedInput(input_ids=[99_999])), grpc.StatusCode.INVALID_ARGUMENT, "99999"),
         (pb.GenerateRequest(request_id="none"), grpc.StatusCode.INVALID_ARGUMENT, "input"),
     ]
