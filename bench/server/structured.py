@@ -6,8 +6,8 @@
 
 rate:  so many streams without and with a JSON schema, in turn. The tokens a second while all of them run, and the
        median of the rounds' ratios.
-first: one stream without and with a schema that the server has not seen, in turn. By how much later the first token
-       comes: compiling and the first mask.
+first: one stream that may and one that must call a tool of usual size which the server has not seen, in turn. By how
+       much later the first token comes: compiling and the first mask.
 tools: so many streams of calls that are required (arguments of a schema) at a server that logs each request, in turn
        with streams of text. The gaps between a stream's tokens while all of them run.
 
@@ -28,19 +28,28 @@ COUNT = re.compile(rb'"completion_tokens":(\d+)')
 GIVE_UP_S = 300
 
 
-def schema(seed=''):
-    """Answers that are long: a list of people. Another `seed` is another schema."""
+def schema():
+    """Answers that are long: a list of people."""
     person = {'type': 'object', 'additionalProperties': False, 'required': ['name', 'age', 'likes'],
               'properties': {'name': {'type': 'string'}, 'age': {'type': 'integer'},
                              'likes': {'type': 'array', 'items': {'enum': ['sea', 'snow', 'sun']}, 'minItems': 1}}}
-    key = 'people' + seed
-    return {'type': 'object', 'additionalProperties': False, 'required': [key],
-            'properties': {key: {'type': 'array', 'items': person, 'minItems': 40}}}
+    return {'type': 'object', 'additionalProperties': False, 'required': ['people'],
+            'properties': {'people': {'type': 'array', 'items': person, 'minItems': 40}}}
 
 
-def tool(seed=''):
+def tool():
     return {'type': 'function', 'function': {'name': 'remember', 'description': 'Keeps a list.',
-                                             'parameters': schema(seed)}}
+                                             'parameters': schema()}}
+
+
+def weather(seed):
+    """A tool of usual size. Another `seed` is another tool."""
+    return {'type': 'function', 'function': {
+        'name': 'get_weather' + seed, 'description': 'The weather in a city.',
+        'parameters': {'type': 'object', 'additionalProperties': False, 'required': ['city', 'unit'], 'properties': {
+            'city': {'type': 'string', 'description': 'Its name'}, 'unit': {'enum': ['celsius', 'fahrenheit']},
+            'days': {'type': 'integer', 'minimum': 1, 'maximum': 14},
+            'details': {'type': 'array', 'items': {'enum': ['wind', 'rain', 'sun']}, 'maxItems': 3}}}}}
 
 
 class Server:
@@ -124,8 +133,8 @@ def rate_of(streams):
     return sum(s.tokens_at(end) - s.tokens_at(begin) for s in streams) / (end - begin)
 
 
-def with_schema(seed=''):
-    return {'response_format': {'type': 'json_schema', 'json_schema': {'name': 'people', 'schema': schema(seed)}}}
+def with_schema():
+    return {'response_format': {'type': 'json_schema', 'json_schema': {'name': 'people', 'schema': schema()}}}
 
 
 def measure_rate(server, options):
@@ -141,14 +150,15 @@ def measure_rate(server, options):
 
 
 def measure_first(server, options):
-    times = {'plain': [], 'schema': []}
+    times = {'auto': [], 'required': []}
     short = argparse.Namespace(**{**vars(options), 'tokens': 4})
-    for number in range(4 * options.rounds):
-        for name, fields in (('plain', {}), ('schema', with_schema(f'{number}of{time.monotonic_ns()}'))):
+    for number in range(8 * options.rounds):
+        for choice, all_times in times.items():
+            fields = {'tools': [weather(f'_{choice[0]}{number}')], 'tool_choice': choice, 'return_token_ids': True}
             stream = run(server, short, 1, fields)[0]
-            times[name].append(1000 * (stream.seen[0][0] - stream.sent))
-    plain, made = statistics.median(times['plain']), statistics.median(times['schema'])
-    print(f'first: plain {plain:.1f} ms, new schema {made:.1f} ms, {made - plain:.1f} ms later (less than 20)')
+            all_times.append(1000 * (stream.seen[0][0] - stream.sent))
+    may, must = (statistics.median(all_times) for all_times in times.values())
+    print(f'first: may call {may:.1f} ms, must call {must:.1f} ms, {must - may:.1f} ms later (less than 20)')
 
 
 def gaps_of(streams):
