@@ -29,7 +29,9 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   options.hand_over_at_end = tuning.hand_over_at_end;
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
   if (tuning.dense != nullptr) {
-    const bool elsewhere = tuning.shared_gpu != nullptr;  // where the blocks are
+    // Unless it is asked for, prompts of steps between GPUs are attended where the blocks are: both GPUs work then.
+    const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes;
+    const bool elsewhere = tuning.shared_gpu != nullptr || linked;
     options.prompt_blocks =
         elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
     options.rank_rows = options.prompt_blocks > 0;

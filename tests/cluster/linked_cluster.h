@@ -25,7 +25,7 @@ struct LinkedClusterOptions {
   int step_tokens = 64;
   int micro_batches = 1;
   uint32_t kv_blocks = 4000;
-  std::optional<uint64_t> scratch_bytes;  // none: as a compute worker takes by itself
+  std::optional<uint64_t> scratch_bytes = 16 << 20;  // none: as a compute worker takes by itself
 };
 
 // What a request was answered.

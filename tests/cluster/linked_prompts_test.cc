@@ -168,10 +168,12 @@ TEST_F(LinkedPrompts, ThatArePreemptedAndResumedHaveTheLogitsOfOneGpu) {
 }
 
 TEST_F(LinkedPrompts, WithoutAScratchAreAttendedOnTheAttentionWorker) {
-  ASSERT_NO_FATAL_FAILURE(Start({.scratch_bytes = 0}));
-  ExpectTheSame("no scratch", Tokens(150, 14), 150);
-  EXPECT_EQ(linked_->prompt_tokens_here(), 0u);
-  ExpectNothingThroughHosts();
+  for (const std::optional<uint64_t> scratch : {std::optional<uint64_t>(0), std::optional<uint64_t>()}) {
+    ASSERT_NO_FATAL_FAILURE(Start({.scratch_bytes = scratch}));
+    ExpectTheSame(scratch ? "no scratch" : "none by default", Tokens(150, 14), 150);
+    EXPECT_EQ(linked_->prompt_tokens_here(), 0u);
+    ExpectNothingThroughHosts();
+  }
 }
 
 // The attention worker cannot do an op of a prompt's part: waits on both GPUs end, and blocks of the scratch and the

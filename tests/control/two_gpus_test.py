@@ -144,7 +144,8 @@ class TwoGpusTest(unittest.TestCase):
 
     def test_long_prompts_beside_streams_give_the_tokens_of_one_gpu_and_cross_no_host(self):
         one_gpu = {prompt: choices(prompt) for prompt in LONG_PROMPTS}
-        flags = ("--exchange", "device", "--max-num-batched-tokens", "64")
+        flags = ("--exchange", "device", "--max-num-batched-tokens", "64", "--max-num-seqs", "16",
+                 "--prompt-scratch", "64MiB")
         with Up("cuda:1", 1, *flags) as up:
             up.exchange_with("attention-1", "^device$")
             for prompt in LONG_PROMPTS:  # alone
@@ -170,7 +171,8 @@ class TwoGpusTest(unittest.TestCase):
 
     def test_a_long_prompt_goes_on_after_its_attention_worker_was_killed(self):
         one_gpu = choices(LONG_PROMPTS[0])
-        with Up("cuda:1", 2, "--exchange", "device", "--max-num-batched-tokens", "32") as up:
+        with Up("cuda:1", 2, "--exchange", "device", "--max-num-batched-tokens", "32", "--max-num-seqs", "16",
+                "--prompt-scratch", "64MiB") as up:
             for i in range(KILLS):
                 for worker in ("attention-1", "attention-2"):
                     up.exchange_with(worker, "^device$")
