@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/exact_sums.h"
 #include "base/log.h"
+#include "compute_worker/cpu/row_mask.h"
 #include "kernels/gemm.h"
 #include "kernels/rms_norm.h"
 #include "kernels/sampling.h"
@@ -194,17 +194,21 @@ kernels::SamplingParams TokenSampler::ParamsOf(const StepEntry& entry, const Log
   return params;
 }
 
-void TokenSampler::SampleInto(const StepEntry& entry, const LogitsRow& row, std::span<const float> logits,
+// The row's logits are masked where they lie, unless they are to be returned as they came.
+void TokenSampler::SampleInto(const StepEntry& entry, const LogitsRow& row, std::span<float> logits,
                               std::span<std::byte> scratch, EntryResult& result) const {
   const kernels::SamplingParams params = ParamsOf(entry, row);
-  if (row.mask.empty())
-    return Store(kernels::SampleRow(*context_.table, logits, params, result.position, scratch), params.logprobs >= 0,
-                 result);
-  std::vector<float> masked(logits.begin(), logits.end());
-  for (size_t i = 0; i < masked.size(); ++i)
-    if ((row.mask[i / 32] >> (i % 32) & 1) == 0) masked[i] = -std::numeric_limits<float>::infinity();
-  Store(kernels::SampleRow(*context_.table, masked, params, result.position, scratch), params.logprobs >= 0, result);
-  std::erase_if(result.logprobs.top, [](const proto::TokenLogprob& l) { return std::isinf(l.logprob); });
+  std::vector<float> kept;
+  if (!row.mask.empty()) {
+    if (row.return_logits) {
+      kept.assign(logits.begin(), logits.end());
+      logits = kept;
+    }
+    MaskRow(row.mask, logits);
+  }
+  Store(kernels::SampleRow(*context_.table, logits, params, result.position, scratch), params.logprobs >= 0, result);
+  if (!row.mask.empty())
+    std::erase_if(result.logprobs.top, [](const proto::TokenLogprob& l) { return std::isinf(l.logprob); });
 }
 
 void TokenSampler::Store(const absl::StatusOr<kernels::SampleResult>& sampled, bool logprobs, EntryResult& result) {
@@ -218,10 +222,10 @@ void TokenSampler::Store(const absl::StatusOr<kernels::SampleResult>& sampled, b
   result.logprobs = ToWire(*sampled);
 }
 
-void TokenSampler::HandleRow(const proto::StepPlan& plan, LogitsRow& row, const float* logits,
-                             std::span<std::byte> scratch, EntryResult& result) const {
+void TokenSampler::HandleRow(const proto::StepPlan& plan, LogitsRow& row, float* logits, std::span<std::byte> scratch,
+                             EntryResult& result) const {
   const StepEntry& entry = plan.entries[row.entry];
-  const std::span<const float> all(logits, vocab_);
+  const std::span<float> all(logits, vocab_);
   if (row.scored_token >= 0) {
     const auto scored = kernels::RowLogprobs(*context_.table, all, row.scored_token, entry.prompt_logprobs, scratch);
     if (scored.ok())

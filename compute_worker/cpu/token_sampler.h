@@ -69,9 +69,9 @@ class TokenSampler {
   void FillSamplingInputs(const proto::StepPlan& plan, proto::StepResult& result);
   kernels::SamplingParams ParamsOf(const proto::StepEntry& entry, const LogitsRow& row) const;
   static void Store(const absl::StatusOr<kernels::SampleResult>& sampled, bool logprobs, proto::EntryResult& result);
-  void HandleRow(const proto::StepPlan& plan, LogitsRow& row, const float* logits, std::span<std::byte> scratch,
+  void HandleRow(const proto::StepPlan& plan, LogitsRow& row, float* logits, std::span<std::byte> scratch,
                  proto::EntryResult& result) const;
-  void SampleInto(const proto::StepEntry& entry, const LogitsRow& row, std::span<const float> logits,
+  void SampleInto(const proto::StepEntry& entry, const LogitsRow& row, std::span<float> logits,
                   std::span<std::byte> scratch, proto::EntryResult& result) const;
 
   const model::LoadedModel& model_;

@@ -232,7 +232,7 @@ void CudaTokenSampler::HandleRows(const proto::StepPlan& plan, size_t first, siz
     LogitsRow& row = rows_[first + i];
     proto::EntryResult& entry = result.entries[row.entry];
     if (for_host_[i]) {
-      HandleRow(plan, row, reinterpret_cast<const float*>(logits_->data()) + i * vocab_,
+      HandleRow(plan, row, reinterpret_cast<float*>(logits_->data()) + i * vocab_,
                 {sampling_scratch_->data() + i * scratch_bytes, scratch_bytes}, entry);
     } else if (row.sample && entry.status == proto::StepStatus::kOk) {
       Store(draws_[0].sampler->Result(i), plan.entries[row.entry].sampling.logprobs >= 0, entry);
