@@ -49,6 +49,9 @@ class AttentionBackend {
   // it is empty.
   virtual absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                                std::span<const std::byte> key_value) = 0;
+  // The payload of the kEarlierRows of a piece (StepLayout::PieceAt), from the blocks, with its owner; unchanged until
+  // the piece kGatherPiecesAhead after it. After AppendAndFinish of the op. kInternal: some tokens are not held.
+  virtual absl::StatusOr<transport::LentBytes> GiveRows(MicroBatchId micro_batch, int op, int piece) = 0;
   // After the last op of a step without frames for its payloads: what was asked for runs (obligation 8).
   virtual absl::Status Launch(MicroBatchId) { return absl::OkStatus(); }
   // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks, with its owner; unchanged until the

@@ -8,6 +8,7 @@
 #include "attention_worker/cpu/attention_executor.h"
 #include "base/log.h"
 #include "exchange/cuda/shared_gpu.h"
+#include "proto/gather_frames.h"
 #include "proto/trace_frame.h"
 
 namespace dovetail::attention {
@@ -151,7 +152,9 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
 
 // K and V of a move come with the digest that they had where they were sent.
 absl::Status AttentionWorkerNode::CheckPayload(const transport::Delivery& delivery) const {
-  if (delivery.header.digest == 0 || delivery.header.digest == Digest(delivery.payload)) return absl::OkStatus();
+  if (delivery.header.type != FrameType::kKeyValue || delivery.header.digest == 0 ||
+      delivery.header.digest == Digest(delivery.payload))
+    return absl::OkStatus();
   return DataLoss("what came of a moving sequence (op ", delivery.header.op, ", ", delivery.payload.size(),
                   " bytes) is not what node ", delivery.from.value(), " sent");
 }
@@ -264,22 +267,45 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
                                      answer.op, states.size());
       return node.port_.SendTensor(answer.reply_to, header, std::move(states));
     }
-    absl::Status operator()(AppendAndFinish& finish) {
-      const absl::Time begun = node.clock_.Now();
-      std::erase_if(node.queries_, [&](const Query& query) { return query.micro_batch == finish.micro_batch; });
-      DT_ASSIGN_OR_RETURN(auto partial,
-                          node.executor_->AppendAndFinish(finish.micro_batch, finish.op, finish.key_value));
-      node.Note("append, attend", finish.step, finish.micro_batch, finish.op, begun);
-      absl::Duration& query_busy = node.query_busy_[finish.micro_batch.value()];
-      const absl::Duration busy = query_busy + (node.clock_.Now() - begun);
-      query_busy = absl::ZeroDuration();
-      node.spans_.Worked(finish.micro_batch, finish.op, node.core_.table().op_count(), node.clock_.Now());
-      const auto header = MakeHeader(FrameType::kPartial, node.options_.epoch, finish.step, finish.micro_batch,
-                                     finish.op, partial.size(), static_cast<uint32_t>(absl::ToInt64Microseconds(busy)));
-      return node.port_.SendTensor(finish.reply_to, header, std::move(partial));
-    }
+    absl::Status operator()(AppendAndFinish& finish) { return node.Perform(finish); }
+    absl::Status operator()(GiveRows& give) { return node.Perform(give); }
   };
   return std::visit(Visitor{*this}, action);
+}
+
+absl::Status AttentionWorkerNode::Perform(const AppendAndFinish& finish) {
+  const absl::Time begun = clock_.Now();
+  std::erase_if(queries_, [&](const Query& query) { return query.micro_batch == finish.micro_batch; });
+  DT_ASSIGN_OR_RETURN(auto partial, executor_->AppendAndFinish(finish.micro_batch, finish.op, finish.key_value));
+  Note("append, attend", finish.step, finish.micro_batch, finish.op, begun);
+  absl::Duration& query_busy = query_busy_[finish.micro_batch.value()];
+  HeldAnswer answer{std::move(partial), query_busy + (clock_.Now() - begun)};
+  query_busy = absl::ZeroDuration();
+  spans_.Worked(finish.micro_batch, finish.op, core_.table().op_count(), clock_.Now());
+  if (!finish.pieces_first)
+    return Answer(finish.micro_batch, finish.op, finish.step, finish.reply_to, std::move(answer));
+  held_answers_[finish.micro_batch.value()] = std::move(answer);
+  return absl::OkStatus();
+}
+
+// A piece at a time, so that other steps' frames are answered in between.
+absl::Status AttentionWorkerNode::Perform(const GiveRows& give) {
+  const absl::Time begun = clock_.Now();
+  HeldAnswer& answer = held_answers_[give.micro_batch.value()];
+  DT_ASSIGN_OR_RETURN(auto rows, executor_->GiveRows(give.micro_batch, give.op, give.piece));
+  Note("give rows", give.step, give.micro_batch, give.op, begun);
+  answer.busy += clock_.Now() - begun;
+  const auto header = MakeHeader(proto::kEarlierRows, options_.epoch, give.step, give.micro_batch, give.op, rows.size(),
+                                 /*busy_us=*/0, static_cast<uint64_t>(give.piece));
+  DT_RETURN_IF_ERROR(port_.SendTensor(give.reply_to, header, std::move(rows)));
+  if (!give.last) return absl::OkStatus();
+  return Answer(give.micro_batch, give.op, give.step, give.reply_to, std::exchange(answer, {}));
+}
+
+absl::Status AttentionWorkerNode::Answer(MicroBatchId id, int op, StepId step, NodeId to, HeldAnswer answer) {
+  const auto header = MakeHeader(FrameType::kPartial, options_.epoch, step, id, op, answer.partial.size(),
+                                 static_cast<uint32_t>(absl::ToInt64Microseconds(answer.busy)));
+  return port_.SendTensor(to, header, std::move(answer.partial));
 }
 
 }  // namespace dovetail::attention

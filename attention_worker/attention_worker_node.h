@@ -69,6 +69,11 @@ class AttentionWorkerNode final : public transport::FrameHandler {
     StepId step;
   };
 
+  struct HeldAnswer {  // of an op whose gathered rows come first
+    transport::LentBytes partial;
+    absl::Duration busy;
+  };
+
   AttentionWorkerNode(const proto::AttentionTable& table, const AttentionWorkerOptions& options,
                       kernels::Device& device, transport::Port& port, Clock& clock, exchange::SharedGpu* shared_gpu)
       : options_(options),
@@ -78,6 +83,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
         port_(port),
         clock_(clock),
         query_busy_(options.micro_batches + proto::kMoveSlots),
+        held_answers_(options.micro_batches + proto::kMoveSlots),
         party_(std::make_unique<exchange::ExchangeParty>(exchange::GpuExchangeMeans{})) {}
 
   void AttendEarlier();
@@ -89,6 +95,9 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   absl::Status RunOps(MicroBatchId id, const exchange::GpuExchange& peer);
   void EndFailed(const transport::Delivery& delivery);
   absl::Status Perform(Action& action);
+  absl::Status Perform(const AppendAndFinish& finish);
+  absl::Status Perform(const GiveRows& give);
+  absl::Status Answer(MicroBatchId id, int op, StepId step, NodeId to, HeldAnswer answer);
   absl::Status PerformAll(std::vector<Action> actions);
   absl::Status CheckPayload(const transport::Delivery& delivery) const;
   absl::Status DigestSets(std::span<const BlockSetId> sets);
@@ -110,6 +119,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   AttentionSpans spans_;
   uint64_t damaged_told_ = 0;               // damaged sets that were logged
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
+  std::vector<HeldAnswer> held_answers_;    // likewise, until its gathered rows have gone
   std::vector<Query> queries_;              // taken, and not attended to yet
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;

@@ -6,8 +6,8 @@
 
 #include "base/log.h"
 #include "compute_worker/cpu/cpu_dense.h"
-#include "compute_worker/last_rows.h"
 #include "compute_worker/prompt_scratch_size.h"
+#include "proto/gather_frames.h"
 #include "proto/rank_frames.h"
 #include "proto/trace_frame.h"
 
@@ -26,6 +26,7 @@ constexpr int64_t kMostStateSlots = 64;
 ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuning& tuning,
                            const proto::AttentionTable& table) {
   options.prompt_tokens = tuning.prompt_tokens;
+  options.gather_piece_bytes = tuning.gather_piece_bytes;
   options.hand_over_at_end = tuning.hand_over_at_end;
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
   if (tuning.dense != nullptr) {
@@ -91,6 +92,7 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
       links_(core_, port, tuning.exchange),
       rank_links_(port, clock),
       rank_exchange_(core_, *dense_, rank_links_),
+      earlier_rows_(core_, port),
       seam_(core_, WaysOf(core_, *dense_, links_, port, tuning.shared_gpu, tuning.exchange.required)),
       timers_(options.micro_batches) {
   actions_.reserve(64);
@@ -114,7 +116,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   if (header.type == proto::kTraceSequence) return spans_.Trace(delivery.payload);
   const MicroBatchId id(header.micro_batch);
   if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return links_.OnFrame(delivery);
-  if (proto::IsRankFrame(header.type)) return OnRankFrame(delivery);
+  if (proto::IsRankFrame(header.type) || header.type == proto::kEarlierRows) return OnRankFrame(delivery);
   switch (header.type) {
     case FrameType::kStepPlan: {
       auto plan = proto::DecodeStepPlan(delivery.payload);
@@ -237,6 +239,8 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
       return absl::OkStatus();
     }
     absl::Status operator()(SendKeyValue& a) { return node.Perform(a); }
+    absl::Status operator()(AskRows& a) { return node.earlier_rows_.Ask(a, node.IsLate(a.micro_batch)); }
+    absl::Status operator()(KeepEarlierRows& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
     absl::Status operator()(SendRankState& a) { return node.Perform(a); }
     absl::Status operator()(AttendShard& a) { return node.Perform(a); }
@@ -340,20 +344,18 @@ absl::Status ComputeWorkerNode::Perform(SendRankRows& send) {
 
 absl::Status ComputeWorkerNode::Perform(ForwardRankRows& forward) {
   Note("hand on rows", forward.micro_batch, forward.op);
-  RankTensor rows = std::move(forward.rows);
-  const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[forward.op]);
-  if (forward.first_row > 0) rows = LastRows(rows.bytes, spec, forward.first_row);
-  return rank_links_.SendRows(forward.to, forward.op, forward.rank, {rows.bytes, rows.owner});
+  return rank_exchange_.HandOn(forward);
+}
+
+// The attention worker is not late while pieces come.
+absl::Status ComputeWorkerNode::Perform(KeepEarlierRows& keep) {
+  timers_[keep.micro_batch.value()].sent = clock_.Now();
+  return dense_->KeepEarlierRows(core_, keep);
 }
 
 absl::Status ComputeWorkerNode::Perform(SendRankHeads& send) {
   Note("send heads", send.micro_batch, send.op);
-  for (const SendRankHeads::Receiver& receiver : send.receivers) {
-    DT_ASSIGN_OR_RETURN(transport::LentBytes rows,
-                        dense_->RankHeads(core_, send.micro_batch, send.op, receiver.kv_heads));
-    DT_RETURN_IF_ERROR(rank_links_.SendHeads(receiver.to, send.op, send.rank, std::move(rows)));
-  }
-  return absl::OkStatus();
+  return rank_exchange_.SendHeads(send);
 }
 
 absl::Status ComputeWorkerNode::Perform(AttendHeads& attend) {
@@ -540,7 +542,7 @@ int ComputeWorkerNode::SendLate() {
     late_.erase(late_.begin() + static_cast<std::ptrdiff_t>(i));
     const bool draws = std::erase(undrawn_, id) > 0 && core_.running(id);
     Sample sample{id};
-    absl::Status status = sent.status();
+    absl::Status status = sent.ok() ? earlier_rows_.AskLate(id) : sent.status();
     if (status.ok() && draws) status = Perform(sample);
     if (status.ok()) continue;
     LogError("compute worker: ", std::string(status.message()));
@@ -574,7 +576,7 @@ std::vector<NodeId> ComputeWorkerNode::Overdue() const {
     }
     if (now - timers_[id].sent < patience) continue;
     for (const WorkerPart& part : core_.PartsOf(micro_batch))
-      if ((part.awaited || !part.unanswered.empty()) &&
+      if ((part.awaited || part.pieces_kept < part.pieces_asked || !part.unanswered.empty()) &&
           std::find(overdue.begin(), overdue.end(), part.node) == overdue.end())
         overdue.push_back(part.node);
   }

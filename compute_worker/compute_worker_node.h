@@ -10,6 +10,7 @@
 #include "compute_worker/compute_spans.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
+#include "compute_worker/earlier_rows.h"
 #include "compute_worker/gpu_links.h"
 #include "compute_worker/rank_exchange.h"
 #include "compute_worker/rank_links.h"
@@ -26,7 +27,8 @@ struct ComputeWorkerTuning {
   bool q_first = true;  // q leaves before k and v are computed
   // K and V of prompts attended here; default: a few steps, at most 256 MiB; on a GPU an eighth of its free memory.
   std::optional<uint64_t> prompt_scratch_bytes;
-  int prompt_tokens = 16;         // new tokens from which on an entry is attended here
+  int64_t gather_piece_bytes = kGatherPieceBytes;  // ComputeWorkerOptions; fewer are for tests
+  int prompt_tokens = 16;                          // new tokens from which on an entry is attended here
   bool linear_prompts = true;     // the linear layers of such entries run here, and their states cross; on a CPU
   int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
   bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
@@ -131,6 +133,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(SendRankHeads& send);
   absl::Status Perform(AttendHeads& attend);
   absl::Status Perform(KeepRankRows& keep);
+  absl::Status Perform(KeepEarlierRows& keep);
   void OnRankFrame(const transport::Delivery& delivery);
   int TakeFromRanks();  // what they sent, as far as it has been copied; not 0 while some of it has not
   absl::Status Perform(Sample& sample);
@@ -162,6 +165,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   GpuLinks links_;
   RankLinks rank_links_;
   RankExchange rank_exchange_;
+  EarlierRows earlier_rows_;
   SeamChoice seam_;
   std::vector<Timer> timers_;
   absl::Duration worked_;              // dense work, prompts and sampling of all steps

@@ -94,6 +94,17 @@ class DenseBackend {
   }
   virtual absl::StatusOr<bool> RankRowsTaken(const RankTensor&) { return true; }
 
+  // A piece of earlier tokens' K and V from an attention worker (proto/gather_frames.h), which stays as it is until
+  // more are asked for. As it came, or a copy of it under way, which RankRowsTaken tells the end of.
+  virtual absl::StatusOr<RankTensor> TakeEarlierRows(std::span<const std::byte> rows) {
+    return RankTensor(rows, nullptr);
+  }
+  // Puts it into the blocks of its prompt, before AttendPrompts of the op. As Run, it may still be under way, for which
+  // it keeps keep.rows if they are a copy.
+  virtual absl::Status KeepEarlierRows(const ComputeWorkerCore&, const compute::KeepEarlierRows& keep) {
+    return Unimplemented("attention op ", keep.op, ": this device keeps no rows of earlier tokens");
+  }
+
   // Final norm, head, choice of tokens, as far as that needs no waiting. True: Sample then only takes what was drawn,
   // and PrepareStep already takes plans whose tokens are what this step draws (proto/drawn_token.h). False: nothing was
   // done.

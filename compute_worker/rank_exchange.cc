@@ -1,8 +1,11 @@
 #include "compute_worker/rank_exchange.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "compute_worker/last_rows.h"
+#include "proto/gather_frames.h"
 #include "proto/rank_frames.h"
 
 namespace dovetail::compute {
@@ -20,6 +23,22 @@ absl::Status RankExchange::SendRows(const SendRankRows& send) {
     late.push_back({step, send.op, send.rank, receiver.to, rows});
   }
   return SendLate(send.micro_batch).status();
+}
+
+absl::Status RankExchange::SendHeads(const SendRankHeads& send) {
+  for (const SendRankHeads::Receiver& receiver : send.receivers) {
+    DT_ASSIGN_OR_RETURN(transport::LentBytes rows,
+                        dense_.RankHeads(core_, send.micro_batch, send.op, receiver.kv_heads));
+    DT_RETURN_IF_ERROR(links_.SendHeads(receiver.to, send.op, send.rank, std::move(rows)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankExchange::HandOn(ForwardRankRows& forward) {
+  RankTensor rows = std::move(forward.rows);
+  const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[forward.op]);
+  if (forward.first_row > 0) rows = LastRows(rows.bytes, spec, forward.first_row);
+  return links_.SendRows(forward.to, forward.op, forward.rank, {rows.bytes, rows.owner});
 }
 
 absl::StatusOr<int> RankExchange::SendLate(MicroBatchId id) {
@@ -44,23 +63,34 @@ absl::Status RankExchange::Take(const transport::Delivery& delivery) {
   RankTensor tensor;
   if (delivery.header.type == proto::kRankRows) {
     DT_ASSIGN_OR_RETURN(tensor, dense_.TakeRankRows(delivery.payload));
+  } else if (delivery.header.type == proto::kEarlierRows) {
+    DT_ASSIGN_OR_RETURN(tensor, dense_.TakeEarlierRows(delivery.payload));
   } else {
     tensor = std::vector<std::byte>(delivery.payload.begin(), delivery.payload.end());
   }
-  arriving_.push_back({delivery.from, {delivery.header, std::move(tensor)}});
+  arriving_.push_back({delivery.from, delivery.header, std::move(tensor)});
   return absl::OkStatus();
+}
+
+// What asks for more pieces answers all that came of the micro-batch, so all of them are to be copied by then. Those
+// that came last are copied last.
+absl::StatusOr<bool> RankExchange::Copied(const Arrived& first) const {
+  if (first.header.type == proto::kRankRows) return dense_.RankRowsTaken(first.tensor);
+  if (first.header.type != proto::kEarlierRows) return true;
+  const auto last = std::find_if(arriving_.rbegin(), arriving_.rend(), [&](const Arrived& other) {
+    return other.header.type == proto::kEarlierRows && other.from == first.from &&
+           other.header.micro_batch == first.header.micro_batch;
+  });
+  return dense_.RankRowsTaken(last->tensor);
 }
 
 absl::StatusOr<std::optional<RankExchange::Arrived>> RankExchange::Next() {
   while (!arriving_.empty()) {
-    Arriving& first = arriving_.front();
-    if (first.arrived.header.type == proto::kRankRows) {
-      DT_ASSIGN_OR_RETURN(const bool taken, dense_.RankRowsTaken(first.arrived.tensor));
-      if (!taken) return std::nullopt;
-    }
-    Arriving done = std::move(first);
+    DT_ASSIGN_OR_RETURN(const bool copied, Copied(arriving_.front()));
+    if (!copied) return std::nullopt;
+    Arrived done = std::move(arriving_.front());
     arriving_.pop_front();
-    if (links_.AnswerTensor(done.from, done.arrived.header)) return std::move(done.arrived);
+    if (done.header.type == proto::kEarlierRows || links_.AnswerTensor(done.from, done.header)) return std::move(done);
   }
   return std::nullopt;
 }
@@ -69,6 +99,10 @@ Event RankExchange::EventOf(Arrived arrived) {
   const proto::FrameHeader& header = arrived.header;
   const StepId step(header.step);
   const MicroBatchId id(header.micro_batch);
+  if (header.type == proto::kEarlierRows) {
+    const int piece = static_cast<int>(std::min<uint64_t>(header.digest, std::numeric_limits<int>::max()));
+    return EarlierRowsArrived{arrived.from, Epoch(header.epoch), step, id, header.op, piece, std::move(arrived.tensor)};
+  }
   const bool outputs = header.type == proto::kRankOutputs;
   const uint64_t sender = header.digest - (outputs ? proto::kMaxPrefillRanks : 0);
   const int rank = static_cast<int>(std::min<uint64_t>(sender, proto::kMaxPrefillRanks));
@@ -81,6 +115,7 @@ Event RankExchange::EventOf(Arrived arrived) {
 std::optional<MicroBatchId> RankExchange::MicroBatchOf(const Event& event) {
   if (const auto* state = std::get_if<RankStateArrived>(&event)) return state->micro_batch;
   if (const auto* rows = std::get_if<RankRowsArrived>(&event)) return rows->micro_batch;
+  if (const auto* earlier = std::get_if<EarlierRowsArrived>(&event)) return earlier->micro_batch;
   if (const auto* attended = std::get_if<RankAttended>(&event)) return attended->micro_batch;
   if (const auto* heads = std::get_if<RankHeadsArrived>(&event)) return heads->micro_batch;
   if (const auto* outputs = std::get_if<RankOutputsArrived>(&event)) return outputs->micro_batch;
@@ -90,6 +125,7 @@ std::optional<MicroBatchId> RankExchange::MicroBatchOf(const Event& event) {
 const char* RankExchange::NameOf(proto::FrameType type) {
   if (type == proto::kRankOutputs) return "outputs arrive";
   if (type == proto::kRankHeads) return "heads arrive";
+  if (type == proto::kEarlierRows) return "piece arrives";
   return type == proto::kRankRows ? "rows arrive" : "state arrives";
 }
 

@@ -14,7 +14,8 @@ namespace dovetail::compute {
 
 // What ranks of a prefill group send each other, on its way between the links and the device: rows that the device has
 // not computed yet are sent late, and what has come is handed on, and answered, once the device has copied it. A CPU
-// has both at once.
+// has both at once. Pieces of earlier tokens' K and V from attention workers are copied by the same means; what answers
+// them are the asks for more (earlier_rows.h).
 //
 // Errors: what fails ends the step.
 // Threads: reactor-owned; nothing blocks.
@@ -26,6 +27,10 @@ class RankExchange {
 
   // To all receivers, now or late.
   absl::Status SendRows(const SendRankRows& send);
+  // To each receiver the heads that it attends to.
+  absl::Status SendHeads(const SendRankHeads& send);
+  // An earlier rank's, in a ring.
+  absl::Status HandOn(ForwardRankRows& forward);
   // Those of the micro-batch's step that are there by now; how many still wait.
   absl::StatusOr<int> SendLate(MicroBatchId id);
   bool HasLate(MicroBatchId id) const { return !late_[id.value()].empty(); }
@@ -35,6 +40,7 @@ class RankExchange {
   // The oldest of those that came, if it has been copied: answered, unless its sender is no peer any more, which drops
   // it. Nothing: none, or it still is being copied.
   struct Arrived {
+    NodeId from;
     proto::FrameHeader header;
     RankTensor tensor;
   };
@@ -47,21 +53,19 @@ class RankExchange {
   static const char* NameOf(proto::FrameType type);
 
  private:
+  absl::StatusOr<bool> Copied(const Arrived& first) const;
+
   struct Late {
     StepId step;
     int op = 0, rank = 0;
     proto::RankAddress to;
     transport::LentBytes rows;
   };
-  struct Arriving {
-    NodeId from;
-    Arrived arrived;
-  };
   const ComputeWorkerCore& core_;
   DenseBackend& dense_;
   RankLinks& links_;
   std::vector<std::deque<Late>> late_;  // by micro-batch, in order
-  std::deque<Arriving> arriving_;       // in order
+  std::deque<Arrived> arriving_;        // in order
 };
 
 }  // namespace dovetail::compute

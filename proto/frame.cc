@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "proto/gather_frames.h"
 #include "proto/header_checksum.h"
 #include "proto/rank_frames.h"
 #include "proto/switch_frames.h"
@@ -14,7 +15,7 @@ namespace {
 bool Known(FrameType type) {
   const auto value = static_cast<uint16_t>(type);
   return (value >= 1 && value <= 4) || (value >= 16 && value <= 22) || value == 24 || value == 25 ||
-         (value >= 32 && value <= 40) || IsRankFrame(type) || IsSwitchFrame(type);
+         (value >= 32 && value <= 40) || IsRankFrame(type) || IsSwitchFrame(type) || IsPieceFrame(type);
 }
 
 }  // namespace
@@ -56,7 +57,8 @@ absl::Status Validate(const FrameHeader& header) {
     return InvalidArgument("frame: payload of ", header.payload_bytes, " bytes; at most ", kMaxPayloadBytes);
   if (header.reserved[0] != 0 || header.reserved[1] != 0) return InvalidArgument("frame: reserved fields are not 0");
   const bool of_rank = header.type != kRankState && IsRankFrame(header.type);
-  if (header.digest != 0 && header.type != FrameType::kKeyValue && !of_rank && !IsSwitchFrame(header.type))
+  if (header.digest != 0 && header.type != FrameType::kKeyValue && !of_rank && !IsSwitchFrame(header.type) &&
+      !IsPieceFrame(header.type))
     return InvalidArgument("frame: type ", static_cast<int>(header.type), " has no digest, but brings one");
   return absl::OkStatus();
 }

@@ -32,12 +32,12 @@ enum class FrameType : uint16_t {
   kStepRefused = 33,
   kQuery = 34,     // payload: q rows of every entry and shard
   kKeyValue = 35,  // payload: k, then v rows of every entry and shard that appends
-  kPartial = 36,   // payload: what attention over the shards gave, and k and v of earlier tokens that were asked for;
-                   // nothing if neither was: k and v are in place
+  kPartial = 36,   // payload: what attention over the shards gave, and k and v of earlier tokens that were asked for,
+                   // unless they came before in pieces (gather_frames.h); nothing if neither was: k and v are in place
 };
 
 inline constexpr uint32_t kFrameMagic = 0x4c545644;  // "DVTL"
-inline constexpr uint16_t kFrameVersion = 12;
+inline constexpr uint16_t kFrameVersion = 13;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 32;
 
 // Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the
@@ -54,7 +54,8 @@ struct FrameHeader {
   uint64_t step = 0;
   uint64_t payload_bytes = 0;
   uint64_t digest = 0;  // of kKeyValue in a move: CRC-64 of the payload; 0: none was taken; switch_frames.h: the piece;
-                        // rank_frames.h: the rank
+                        // rank_frames.h: the rank;
+                        // gather_frames.h: the piece
   uint64_t reserved[2] = {0, 0};
   uint32_t busy_us = 0;   // of kPartial: how long this op kept the attention worker busy
   uint32_t checksum = 0;  // CRC-32C of the 60 bytes before it

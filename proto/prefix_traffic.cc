@@ -17,16 +17,6 @@ int64_t SumClamped(int64_t first, int64_t count, int64_t low, int64_t high) {
 
 }  // namespace
 
-bool MayGather(const AttentionTable& table, Position gather_begin, Position ctx_len) {
-  return std::all_of(table.views.begin(), table.views.end(), [&](const SoftmaxSpec& spec) {
-    if (spec.linear()) return true;  // states cross, which are not gathered
-    const Position visible = spec.window > 0 ? std::max(gather_begin, ctx_len - spec.window + 1) : gather_begin;
-    const int64_t row =
-        int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim) * static_cast<int64_t>(SizeOf(spec.kv));
-    return (ctx_len - visible) * row <= kMostGatheredBytes;
-  });
-}
-
 TokenRange RowsForLaterRank(const TokenRange& of_rank, Position begin, int window) {
   Position first = of_rank.begin;
   if (window > 0) first = std::max(first, (begin - window + 1) / kSegmentTokens * kSegmentTokens);

@@ -10,13 +10,6 @@
 
 namespace dovetail::proto {
 
-// Of an op's answer, at most.
-inline constexpr int64_t kMostGatheredBytes = int64_t{64} << 20;
-
-// Whether K and V of tokens [gather_begin, ctx_len) may be gathered: no op's answer is larger than it may be.
-//   Units:  tokens; with a window, only those count that token ctx_len sees
-bool MayGather(const AttentionTable& table, Position gather_begin, Position ctx_len);
-
 // Of the tokens of a rank, those whose K and V a later rank needs in an op with this window (0: none), because its
 // first token sees them or one of their segment.
 //   Units:  tokens; `begin` is where the later rank begins, at or after of_rank.end

@@ -107,6 +107,10 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
           "entry.states", "is no way for states to cross");
   });
   PartField(archive, m.part);
+  archive.Number("gather_piece_bytes", m.gather_piece_bytes);
+  if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding)
+    archive.Require(m.gather_piece_bytes >= 0 && m.gather_piece_bytes <= kMaxGatherPieceBytes, "gather_piece_bytes",
+                    "is outside the limit");
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     int64_t tokens = 0;
     for (const StepBeginEntry& entry : m.entries) tokens += entry.q_len;

@@ -20,6 +20,7 @@
 namespace dovetail::proto {
 
 inline constexpr int kMaxSequenceBlocks = 1 << 20;  // 64 Mi tokens
+inline constexpr int64_t kMaxGatherPieceBytes = int64_t{64} << 20;
 
 // Scheduler -> attention worker. Makes the sequence known here, with the shards this worker holds (none of another
 // worker's). Blocks that the prefix cache holds under `hashes` are taken over at once, so they cannot be evicted.
@@ -147,6 +148,9 @@ struct StepBegin {
   // commits part.base and makes room for all tokens of the group; later ranks write into that room. What a rank asks
   // of an op is answered when the ranks before it have written theirs of that op.
   PrefillPart part;
+  // K and V of earlier tokens that an op asks for come in pieces of about so many bytes at most, if they have more
+  // (StepLayout::piece_bytes). 0: with the answer in any case.
+  int64_t gather_piece_bytes = 0;
   bool operator==(const StepBegin&) const = default;
 };
 

@@ -48,9 +48,65 @@ void StepLayout::FinishStates(const SoftmaxSpec& spec) {
   }
 }
 
+namespace {
+
+int64_t RowBytes(const ShardStep& item, const SoftmaxSpec& spec) {
+  return item.kv_heads.size() * (spec.key_dim + spec.value_dim) * static_cast<int64_t>(SizeOf(spec.kv));
+}
+
+// At least one, and whole segments if it is more than one of them.
+int64_t TokensOfPiece(const ShardStep& item, const SoftmaxSpec& spec, int64_t piece_bytes) {
+  const int64_t tokens = std::max<int64_t>(1, piece_bytes / RowBytes(item, spec));
+  return tokens < kSegmentTokens ? tokens : tokens / kSegmentTokens * kSegmentTokens;
+}
+
+}  // namespace
+
+void StepLayout::FinishGathers(const SoftmaxSpec& spec) {
+  const int64_t element = SizeOf(spec.kv);
+  gather_bytes = largest_piece = pieces = 0;
+  int64_t end = partial_bytes;
+  for (ShardStep& item : items) {
+    if (item.gather_count == 0) continue;
+    end = (end + 3) / 4 * 4;
+    const int64_t rows = element * item.gather_count * item.kv_heads.size();
+    item.gather_key_offset = end;
+    item.gather_value_offset = item.gather_key_offset + rows * spec.key_dim;
+    end = item.gather_value_offset + rows * spec.value_dim;
+  }
+  gather_bytes = end - partial_bytes;
+  if (piece_bytes == 0 || gather_bytes <= piece_bytes) {
+    partial_bytes = end;
+    return;
+  }
+  for (const ShardStep& item : items) {
+    if (item.gather_count == 0) continue;
+    const int64_t tokens = TokensOfPiece(item, spec, piece_bytes);
+    pieces += static_cast<int>((item.gather_count + tokens - 1) / tokens);
+    largest_piece = std::max(largest_piece, std::min(tokens, item.gather_count) * RowBytes(item, spec));
+  }
+}
+
+StepLayout::Piece StepLayout::PieceAt(int piece, const SoftmaxSpec& spec) const {
+  for (const ShardStep& item : items) {
+    if (item.gather_count == 0) continue;
+    const int64_t tokens = TokensOfPiece(item, spec, piece_bytes);
+    const int64_t of_item = (item.gather_count + tokens - 1) / tokens;
+    if (piece >= of_item) {
+      piece -= static_cast<int>(of_item);
+      continue;
+    }
+    const Position begin = item.gather_first + piece * tokens;
+    const Position end = std::min<Position>(begin + tokens, item.gather_first + item.gather_count);
+    const int64_t keys = (end - begin) * item.kv_heads.size() * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
+    return {&item, {begin, end}, keys, (end - begin) * RowBytes(item, spec)};
+  }
+  return {};
+}
+
 void StepLayout::Finish(const SoftmaxSpec& spec) {
   const int64_t element = SizeOf(spec.kv);
-  query_bytes = key_value_bytes = partial_bytes = gather_bytes = before_bytes = 0;
+  query_bytes = key_value_bytes = partial_bytes = before_bytes = 0;
   for (ShardStep& item : items) {
     item.query_offset = query_bytes;
     query_bytes += element * item.rows.q_count * item.query_heads * spec.key_dim;
@@ -75,16 +131,7 @@ void StepLayout::Finish(const SoftmaxSpec& spec) {
     }
     partial_bytes += int64_t{4} * item.nodes * item.query_heads * (spec.value_dim + 2);
   }
-  const int64_t partials_end = partial_bytes;
-  for (ShardStep& item : items) {
-    if (item.gather_count == 0) continue;
-    partial_bytes = (partial_bytes + 3) / 4 * 4;
-    const int64_t rows = element * item.gather_count * item.kv_heads.size();
-    item.gather_key_offset = partial_bytes;
-    item.gather_value_offset = item.gather_key_offset + rows * spec.key_dim;
-    partial_bytes = item.gather_value_offset + rows * spec.value_dim;
-  }
-  gather_bytes = partial_bytes - partials_end;
+  FinishGathers(spec);
   // Gates are floats: with queries before them, those count.
   const int64_t before_gates = with_states ? query_bytes : 0;
   if (spec.gates > 0) {

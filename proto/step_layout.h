@@ -63,7 +63,8 @@ struct EntryExchange {
 //              where the nodes are the maximal aligned subtrees that each row sees, row by row (base/segment_tree.h).
 //              Begins at a multiple of 4 bytes.
 //              Then, from a multiple of 4 bytes on, of each item with gather_count > 0 the key rows of those tokens and
-//              their value rows, wire dtype. With a window, only of tokens that the first new one sees.
+//              their value rows, wire dtype. With a window, only of tokens that the first new one sees. Where these
+//              rows have more than piece_bytes, they come in `pieces` before the kPartial instead (gather_frames.h).
 // An op for which states cross (an item has `states`) has two answers. kQuery is empty, comes only where a state is
 // asked for, and is answered by the states before the step at once; query rows of other items lie in kKeyValue, before
 // all else, and what items leave behind all else. kKeyValue is answered by kPartial as described.
@@ -72,16 +73,21 @@ struct StepLayout {
   int64_t query_bytes = 0;
   int64_t key_value_bytes = 0;
   int64_t partial_bytes = 0;
-  int64_t gather_bytes = 0;  // of those
-  bool with_states = false;  // an item has `states`
-  int64_t before_bytes = 0;  // of the answer to kQuery, with_states
+  int64_t gather_bytes = 0;  // of those, or in pieces
+  // The most bytes of gathered rows that cross at once; set before Finish(). 0: all come with the answer.
+  int64_t piece_bytes = 0;
+  int pieces = 0;             // 0: gathered rows come with the answer
+  int64_t largest_piece = 0;  // bytes
+  bool with_states = false;   // an item has `states`
+  int64_t before_bytes = 0;   // of the answer to kQuery, with_states
 
   // A kQuery is sent, and its answer waited for: attention, rows or states are asked for.
   bool asks() const { return query_bytes > 0 || gather_bytes > 0 || before_bytes > 0; }
 
   void Clear() {
     items.clear();
-    query_bytes = key_value_bytes = partial_bytes = gather_bytes = before_bytes = 0;
+    query_bytes = key_value_bytes = partial_bytes = gather_bytes = before_bytes = piece_bytes = largest_piece = 0;
+    pieces = 0;
     with_states = false;
   }
 
@@ -90,7 +96,18 @@ struct StepLayout {
            const SoftmaxSpec& spec, const EntryExchange& exchange = {});
   void Finish(const SoftmaxSpec& spec);
 
+  // A piece of gathered rows: keys [tokens, kv_heads, key_dim], then values [tokens, kv_heads, value_dim], wire dtype.
+  struct Piece {
+    const ShardStep* item = nullptr;  // whose they are; valid as long as `items`
+    TokenRange tokens;
+    int64_t value_offset = 0;  // bytes into the payload
+    int64_t bytes = 0;
+  };
+  // Requires: 0 <= piece < pieces.
+  Piece PieceAt(int piece, const SoftmaxSpec& spec) const;
+
  private:
+  void FinishGathers(const SoftmaxSpec& spec);
   void FinishStates(const SoftmaxSpec& spec);
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "proto/gather_frames.h"
 #include "proto/link_frames.h"
 
 namespace dovetail::attention {
@@ -37,6 +38,7 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
     return;
   }
   if (header.type == proto::kStepBeginOnDevice) return OnStepBegin(from, header, payload, actions);
+  if (header.type == proto::kAskRows) return OnAskRows(from, header, actions);
   switch (header.type) {
     case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
     case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
@@ -185,6 +187,7 @@ void AttentionWorkerCore::EndStep(MicroBatch& batch) {
   batch.part = proto::PrefillPart();
   batch.held_query.reset();
   batch.held_key_value.reset();
+  batch.pieces_asked = batch.pieces_given = 0;
 }
 
 void AttentionWorkerCore::EndStepOf(SequenceId id) {
@@ -401,12 +404,15 @@ void AttentionWorkerCore::BeginStep(NodeId from, const FrameHeader& header, cons
   ++counters_.steps;
   actions.push_back(PrepareStep{MicroBatchId(header.micro_batch), from, batch.in_frames});
   if (!batch.part.in_group()) return;
-  Reached(batch);
+  Reached(batch, batch.next_op);
   LetGroupGoOn(*batch.sequences[0], actions);
 }
 
 void AttentionWorkerCore::BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const {
-  for (proto::StepLayout& layout : batch.layouts) layout.Clear();
+  for (proto::StepLayout& layout : batch.layouts) {
+    layout.Clear();
+    layout.piece_bytes = message.gather_piece_bytes;
+  }
   for (size_t e = 0; e < message.entries.size(); ++e) {
     const proto::StepBeginEntry& entry = message.entries[e];
     const std::vector<ShardState>& shards = batch.sequences[e]->shards;
@@ -458,8 +464,8 @@ std::optional<int> AttentionWorkerCore::TakeOp(MicroBatchId micro_batch) {
 }
 
 // A rank that has written its tokens of the ops before next_op lets those after it go on.
-void AttentionWorkerCore::Reached(MicroBatch& batch) {
-  if (batch.part.in_group()) batch.sequences[0]->joint.Reached(batch.part.rank, batch.next_op);
+void AttentionWorkerCore::Reached(MicroBatch& batch, int next_op) {
+  if (batch.part.in_group()) batch.sequences[0]->joint.Reached(batch.part.rank, next_op);
 }
 
 bool AttentionWorkerCore::MayUse(const MicroBatch& batch, int op) const {
@@ -502,11 +508,44 @@ void AttentionWorkerCore::TakeQuery(MicroBatch& batch, std::span<const std::byte
 void AttentionWorkerCore::TakeKeyValue(MicroBatch& batch, std::span<const std::byte> key_value,
                                        std::vector<Action>& actions) {
   const MicroBatchId id(static_cast<uint16_t>(&batch - micro_batches_.data()));
-  const int op = batch.next_op;
+  const int op = batch.next_op, next = NextOp(batch, op + 1);
+  const bool pieces = batch.layouts[table_.op_group[op].value()].pieces > 0;
+  actions.push_back(AppendAndFinish{id, op, key_value, batch.compute, batch.step, pieces});
+  Reached(batch, next);
+  if (pieces) {
+    batch.phase = Phase::kGiveRows;
+    return GiveAskedRows(batch, actions);
+  }
+  batch.next_op = next;
+  batch.phase = PhaseAt(batch);
+}
+
+// The next piece of the op at hand. It may be asked for while k and v wait for the ranks before.
+void AttentionWorkerCore::OnAskRows(NodeId from, const FrameHeader& header, std::vector<Action>& actions) {
+  const bool known = header.micro_batch < micro_batches_.size();
+  MicroBatch* const batch = known ? &micro_batches_[header.micro_batch] : nullptr;
+  if (batch == nullptr || batch->phase == Phase::kIdle || batch->step.value() != header.step ||
+      batch->next_op != header.op || batch->compute != from || !batch->in_frames ||
+      header.digest != static_cast<uint64_t>(batch->pieces_asked) ||
+      batch->pieces_asked >= batch->layouts[table_.op_group[header.op].value()].pieces) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  ++batch->pieces_asked;
+  if (batch->phase == Phase::kGiveRows) GiveAskedRows(*batch, actions);
+}
+
+// With the last piece the op ends.
+void AttentionWorkerCore::GiveAskedRows(MicroBatch& batch, std::vector<Action>& actions) {
+  const MicroBatchId id(static_cast<uint16_t>(&batch - micro_batches_.data()));
+  const int op = batch.next_op, pieces = batch.layouts[table_.op_group[op].value()].pieces;
+  for (; batch.pieces_given < batch.pieces_asked; ++batch.pieces_given)
+    actions.push_back(
+        GiveRows{id, op, batch.pieces_given, batch.compute, batch.step, batch.pieces_given + 1 == pieces});
+  if (batch.pieces_given < pieces) return;
+  batch.pieces_asked = batch.pieces_given = 0;
   batch.next_op = NextOp(batch, op + 1);
   batch.phase = PhaseAt(batch);
-  actions.push_back(AppendAndFinish{id, op, key_value, batch.compute, batch.step});
-  Reached(batch);
 }
 
 void AttentionWorkerCore::OnQuery(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,

@@ -56,6 +56,17 @@ struct AppendAndFinish {
   std::span<const std::byte> key_value;
   NodeId reply_to;
   StepId step;
+  bool pieces_first = false;  // send it behind the last GiveRows of the op, which will follow
+};
+// K and V of earlier tokens that were asked for: send kEarlierRows{step, micro_batch, op} with this piece of the op's
+// layout.
+struct GiveRows {
+  MicroBatchId micro_batch;
+  int op = 0;
+  int piece = 0;
+  NodeId reply_to;
+  StepId step;
+  bool last = false;  // and then what AppendAndFinish gave
 };
 // The states before an op of the step are asked for: send kPartial{step, micro_batch, op} with them to `reply_to`. Its
 // k and v will follow.
@@ -80,7 +91,7 @@ struct SendMove {
   int slot = 0;
 };
 using Action = std::variant<SendFrame, SendMovedKeyValue, CopyBlocks, PrepareStep, AttendComplete, AppendAndFinish,
-                            AnswerStates, DigestBlocks, AnswerOpened, SendMove>;
+                            GiveRows, AnswerStates, DigestBlocks, AnswerOpened, SendMove>;
 
 // A sequence on its way to another attention worker: a part of its tokens at a time, op by op, each awaiting its
 // answer.
@@ -182,7 +193,8 @@ class AttentionWorkerCore {
   SequenceTable& sequences() { return sequences_; }  // for tests, which also damage what it holds
 
  private:
-  enum class Phase : uint8_t { kIdle, kAwaitQuery, kAwaitKeyValue };
+  // kGiveRows: k and v of next_op are in place, and pieces of earlier tokens still have to be asked for.
+  enum class Phase : uint8_t { kIdle, kAwaitQuery, kAwaitKeyValue, kGiveRows };
   struct MicroBatch {
     StepId step;
     NodeId compute;
@@ -194,6 +206,7 @@ class AttentionWorkerCore {
     proto::PrefillPart part;                 // of a prefill group, with one entry
     // Of next_op, until the ranks before this one have written theirs. Their senders keep them until they are answered.
     std::optional<std::span<const std::byte>> held_query, held_key_value;
+    int pieces_asked = 0, pieces_given = 0;  // of next_op
   };
 
   bool WithDigests() const { return options_.digests == Digests::kOfFinishedBlocks; }
@@ -245,10 +258,12 @@ class AttentionWorkerCore {
   bool JoinsGroup(const proto::StepBegin& message) const;
   bool MayUse(const MicroBatch& batch, int op) const;
   bool AsksBeforeGroup(const MicroBatch& batch, int op) const;
-  void Reached(MicroBatch& batch);
+  void Reached(MicroBatch& batch, int next_op);
   void LetGroupGoOn(const SequenceState& sequence, std::vector<Action>& actions);
   void TakeQuery(MicroBatch& batch, std::span<const std::byte> query, std::vector<Action>& actions);
   void TakeKeyValue(MicroBatch& batch, std::span<const std::byte> key_value, std::vector<Action>& actions);
+  void OnAskRows(NodeId from, const proto::FrameHeader& header, std::vector<Action>& actions);
+  void GiveAskedRows(MicroBatch& batch, std::vector<Action>& actions);
   std::vector<SequenceId> DamagedIn(const proto::StepBegin& message);
   std::vector<SequenceId> IncompleteIn(StepId step, const proto::StepBegin& message) const;
   void Refuse(NodeId to, const proto::FrameHeader& header, proto::StepRefused refusal, std::vector<Action>& actions);

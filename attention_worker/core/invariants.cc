@@ -91,6 +91,12 @@ absl::Status AttentionWorkerCore::CheckInvariants() const {
     if (batch.phase == Phase::kIdle) continue;
     if (batch.next_op < 0 || batch.next_op >= table_.op_count())
       return Internal("step ", batch.step.value(), " is at op ", batch.next_op, " of ", table_.op_count());
+    const int pieces = batch.layouts[table_.op_group[batch.next_op].value()].pieces;
+    if (batch.pieces_given > batch.pieces_asked || batch.pieces_asked > pieces)
+      return Internal("step ", batch.step.value(), " gave ", batch.pieces_given, " pieces of ", batch.pieces_asked,
+                      " that were asked for, of ", pieces);
+    if (batch.phase == Phase::kGiveRows && (batch.pieces_given < batch.pieces_asked || batch.pieces_given == pieces))
+      return Internal("step ", batch.step.value(), " does not give the rows that it could");
     for (const SequenceState* sequence : batch.sequences) {
       if (sequence == nullptr || sequences_.Find(sequence->id) != sequence)
         return Internal("step ", batch.step.value(), " contains a sequence that was released");

@@ -80,7 +80,7 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id, const exchange::Sea
   MicroBatch& batch = micro_batches_[id.value()];
   batch.attention.reset();
   batch.prepared = false;
-  size_t scratch = 0, partial = 0, pointers = 0, items = 0;
+  size_t scratch = 0, partial = 0, pointers = 0, items = 0, piece = 0;
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const proto::StepLayout& layout = core_.LayoutOf(id, group);
@@ -103,6 +103,7 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id, const exchange::Sea
     limits.threads = stream_->pool().threads();
     if (limits.items > 0) scratch = std::max(scratch, kernels::PagedAttentionScratchBytes(ShapeOf(group), limits));
     partial = std::max<size_t>(partial, layout.partial_bytes);
+    piece = std::max<size_t>(piece, layout.largest_piece);
     pointers = std::max(pointers, group_pointers);
     items = std::max(items, layout.items.size());
   }
@@ -112,6 +113,8 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id, const exchange::Sea
   batch.appends.reserve(items);
   DT_RETURN_IF_ERROR(Grow(batch.scratch, scratch));
   DT_RETURN_IF_ERROR(Grow(batch.partial, partial));
+  for (SharedBuffer& buffer : batch.pieces)
+    if (piece > 0) DT_RETURN_IF_ERROR(Grow(buffer, piece));
   batch.prepared = true;
   return absl::OkStatus();
 }
@@ -243,13 +246,24 @@ absl::StatusOr<transport::LentBytes> AttentionExecutor::AppendAndFinish(MicroBat
   }
   stream_->Synchronize();
   for (const proto::ShardStep& item : layout.items) {
-    if (item.gather_count == 0) continue;
+    if (item.gather_count == 0 || layout.pieces > 0) continue;
     std::byte* const out = batch.partial->data();
     DT_RETURN_IF_ERROR(GatherRows(op, item.kv_heads.size(), core_.ShardOf(id, item),
                                   {item.gather_first, item.gather_first + item.gather_count},
                                   out + item.gather_key_offset, out + item.gather_value_offset));
   }
   return transport::Lend(batch.partial, layout.partial_bytes);
+}
+
+absl::StatusOr<transport::LentBytes> AttentionExecutor::GiveRows(MicroBatchId id, int op, int piece) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
+  const LayerGroup group = core_.table().op_group[op];
+  const proto::StepLayout::Piece rows = core_.LayoutOf(id, group).PieceAt(piece, core_.table().softmax(group));
+  const SharedBuffer& buffer = batch.pieces[piece % proto::kGatherPiecesAhead];
+  DT_RETURN_IF_ERROR(GatherRows(op, rows.item->kv_heads.size(), core_.ShardOf(id, *rows.item), rows.tokens,
+                                buffer->data(), buffer->data() + rows.value_offset));
+  return transport::Lend(buffer, rows.bytes);
 }
 
 namespace {

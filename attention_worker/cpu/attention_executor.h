@@ -13,6 +13,7 @@
 #include "kernels/device.h"
 #include "kernels/kv_append.h"
 #include "kernels/paged_attention.h"
+#include "proto/gather_frames.h"
 
 namespace dovetail::attention {
 
@@ -35,6 +36,7 @@ class AttentionExecutor final : public AttentionBackend {
   void AttendEarlier(MicroBatchId micro_batch, int op) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                        std::span<const std::byte> key_value) override;
+  absl::StatusOr<transport::LentBytes> GiveRows(MicroBatchId micro_batch, int op, int piece) override;
   absl::StatusOr<transport::LentBytes> Gather(int slot, int op) override;
 
  private:
@@ -47,6 +49,7 @@ class AttentionExecutor final : public AttentionBackend {
     std::vector<kernels::KvAppendItem> appends;
     SharedBuffer scratch;
     SharedBuffer partial;
+    std::array<SharedBuffer, proto::kGatherPiecesAhead> pieces;
     bool prepared = false;                             // the buffers are large enough for the step
     std::optional<kernels::PagedAttention> attention;  // between q and k, v
     int attended_op = 0;                               // its op

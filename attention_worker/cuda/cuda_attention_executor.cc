@@ -158,12 +158,13 @@ bool CudaAttentionExecutor::IsRegular(MicroBatchId id, LayerGroup group, int64_t
 }
 
 absl::Status CudaAttentionExecutor::GrowBuffers(MicroBatch& batch, MicroBatchId id) {
-  size_t query = 0, key_value = 0, partial = 0;
+  size_t query = 0, key_value = 0, partial = 0, piece = 0;
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const proto::StepLayout& layout = core_.LayoutOf(id, LayerGroup(static_cast<uint16_t>(g)));
     query = std::max<size_t>(query, layout.query_bytes);
     key_value = std::max<size_t>(key_value, layout.key_value_bytes);
     partial = std::max<size_t>(partial, std::max(layout.partial_bytes, layout.before_bytes));
+    piece = std::max<size_t>(piece, layout.largest_piece);
   }
   // What reads the answers as rows of a matrix may take a few more of them.
   int64_t row = 0;
@@ -173,6 +174,8 @@ absl::Status CudaAttentionExecutor::GrowBuffers(MicroBatch& batch, MicroBatchId 
   if (OnDevice(batch)) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Grow(batch.query, query));
   DT_RETURN_IF_ERROR(Grow(batch.key_value, key_value));
+  for (BufferPtr& buffer : batch.pieces)
+    if (piece > 0) DT_RETURN_IF_ERROR(Grow(buffer, piece, /*pinned=*/true));
   return Grow(batch.partial_host, partial, /*pinned=*/true);
 }
 
@@ -442,7 +445,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::AppendAndFinish(Micr
   if (!step.regular && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(batch, id, group, op_index));
   DT_ASSIGN_OR_RETURN(transport::LentBytes answer, batch.crossing->Run(id, op, key_value, batch));
   batch.payload = {};
-  if (layout.gather_bytes > 0) DT_RETURN_IF_ERROR(GatherEarlier(batch, id, op));
+  if (layout.gather_bytes > 0 && layout.pieces == 0) DT_RETURN_IF_ERROR(GatherEarlier(batch, id, op));
   return answer;
 }
 
@@ -457,6 +460,17 @@ absl::Status CudaAttentionExecutor::GatherEarlier(MicroBatch& batch, MicroBatchI
                                   out + item.gather_key_offset, out + item.gather_value_offset));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::GiveRows(MicroBatchId id, int op, int piece) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.prepared || OnDevice(batch)) return Internal("attention op ", op, ": its step gives no rows");
+  const LayerGroup group = core_.table().op_group[op];
+  const proto::StepLayout::Piece rows = core_.LayoutOf(id, group).PieceAt(piece, core_.table().softmax(group));
+  const BufferPtr& buffer = batch.pieces[piece % proto::kGatherPiecesAhead];
+  DT_RETURN_IF_ERROR(GatherRows(op, rows.item->kv_heads.size(), core_.ShardOf(id, *rows.item), rows.tokens,
+                                buffer->data(), buffer->data() + rows.value_offset));
+  return transport::Lend(buffer, rows.bytes);
 }
 
 absl::Status CudaAttentionExecutor::GatherRows(int op, int heads, const ShardState& shard,

@@ -10,6 +10,7 @@
 #include "kernels/cuda/attention/cuda_attention.h"
 #include "kernels/cuda/runtime/staged_upload.h"
 #include "kernels/cuda/runtime/step_work.h"
+#include "proto/gather_frames.h"
 
 namespace dovetail::attention {
 
@@ -39,6 +40,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::Status TakeQuery(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                        std::span<const std::byte> key_value) override;
+  absl::StatusOr<transport::LentBytes> GiveRows(MicroBatchId micro_batch, int op, int piece) override;
   absl::StatusOr<transport::LentBytes> Gather(int slot, int op) override;
 
  private:
@@ -82,10 +84,11 @@ class CudaAttentionExecutor final : public AttentionBackend {
   };
   struct MicroBatch {
     std::vector<GroupStep> groups;
-    BufferPtr query, key_value;          // payloads from the host
-    BufferPtr partial, partial_host;     // what answers; pinned
-    BufferPtr partial_floats;            // subtrees of the op at hand: all o, then all m and l
-    std::span<const std::byte> payload;  // the query at hand
+    BufferPtr query, key_value;                               // payloads from the host
+    BufferPtr partial, partial_host;                          // what answers; pinned
+    std::array<BufferPtr, proto::kGatherPiecesAhead> pieces;  // pinned
+    BufferPtr partial_floats;                                 // subtrees of the op at hand: all o, then all m and l
+    std::span<const std::byte> payload;                       // the query at hand
     bool prepared = false;
     // Of the step.
     Crossing* crossing = nullptr;

@@ -98,7 +98,7 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResul
         return NotFound("sequence ", entry.sequence.value(), ": attention worker ", shard.worker.value(), " of epoch ",
                         shard.epoch.value(), " is not connected");
       }
-      WorkerPart fresh{address->worker, address->epoch, address->node, {}, {}, {}, false, {}};
+      WorkerPart fresh{.worker = address->worker, .epoch = address->epoch, .node = address->node};
       fresh.unanswered.reserve(options_.key_values_in_flight);
       fresh.layouts.resize(table_.group_count());
       part = batch.parts.insert(batch.parts.end(), std::move(fresh));
@@ -125,12 +125,18 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResul
 
 absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch, StepResult& failure) const {
   batch.parts.clear();
+  // Some exchanges have no blocks for earlier tokens, of which they gather less than a segment.
+  const bool pieces = std::none_of(batch.prompts.begin(), batch.prompts.end(),
+                                   [](const PromptEntry& prompt) { return prompt.ring || prompt.switches; });
   for (size_t entry = 0; entry < batch.plan.entries.size(); ++entry)
     DT_RETURN_IF_ERROR(AddEntry(batch, static_cast<int>(entry), failure));
   for (WorkerPart& part : batch.parts) {
     part.begin.part = batch.plan.part;
-    for (int group = 0; group < table_.group_count(); ++group)
+    part.begin.gather_piece_bytes = pieces ? options_.gather_piece_bytes : 0;
+    for (int group = 0; group < table_.group_count(); ++group) {
+      part.layouts[group].piece_bytes = part.begin.gather_piece_bytes;
       part.layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
+    }
   }
   return absl::OkStatus();
 }
@@ -281,6 +287,7 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
         if (batch.hold_key_values) break;
         actions.push_back(SendKeyValue{id, stage.index});
         ExpectAnswers(batch, stage.index);
+        AskForRows(batch, stage.index, actions);
         break;
       case StageKind::kAttendPrompts:
         if (!AttendsHere(batch, stage.index)) break;
@@ -353,6 +360,7 @@ int ComputeWorkerCore::ExpectPartials(MicroBatch& batch, int op) {
   int expected = 0;
   for (WorkerPart& part : batch.parts) {
     part.partial = {};
+    part.pieces_asked = part.pieces_kept = 0;
     part.awaited = part.layouts[group].asks();
     expected += part.awaited;
   }

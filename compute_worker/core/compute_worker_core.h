@@ -41,6 +41,16 @@ struct PartialArrived {
   int op = 0;
   std::span<const std::byte> payload;  // stays valid until the next op's query is sent
 };
+// A piece of the K and V of earlier tokens that an op asked an attention worker for (proto/gather_frames.h).
+struct EarlierRowsArrived {
+  NodeId from;
+  Epoch epoch;
+  StepId step;
+  MicroBatchId micro_batch;
+  int op = 0;
+  int piece = 0;
+  RankTensor rows;
+};
 struct RankStateArrived {  // the state that the rank before this one in its prefill group left
   StepId step;
   MicroBatchId micro_batch;
@@ -107,9 +117,9 @@ struct StepWithdrawn {  // the scheduler wants its result no more: it ends as kW
   StepId step;
   MicroBatchId micro_batch;
 };
-using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, RankStateArrived, RankRowsArrived,
-                           RankAttended, RankRowsKept, RankHeadsArrived, RankOutputsArrived, StepRefused, SampleDone,
-                           StepFailed, AttentionWorkerLost, StepWithdrawn>;
+using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, EarlierRowsArrived, RankStateArrived,
+                           RankRowsArrived, RankAttended, RankRowsKept, RankHeadsArrived, RankOutputsArrived,
+                           StepRefused, SampleDone, StepFailed, AttentionWorkerLost, StepWithdrawn>;
 
 // ---- actions ----
 
@@ -134,6 +144,22 @@ struct SendQuery {  // to every part of PartsOf(micro_batch) that has items in t
 struct SendKeyValue {
   MicroBatchId micro_batch;
   int op = 0;
+};
+// kAskRows, to an attention worker, behind k and v of the op and all that was sent before.
+struct AskRows {
+  MicroBatchId micro_batch;
+  int op = 0;
+  int piece = 0;
+  NodeId to;
+  Epoch epoch;
+};
+// A piece into the blocks of its prompt, before these are attended to.
+struct KeepEarlierRows {
+  MicroBatchId micro_batch;
+  int op = 0;
+  int part = 0;  // of PartsOf(micro_batch)
+  int piece = 0;
+  RankTensor rows;  // as kEarlierRows has them
 };
 // PromptsOf(micro_batch), with the op's k and v appended to their blocks; of a linear op StatesOf(micro_batch). Ends
 // with DenseDone.
@@ -224,9 +250,10 @@ struct FinishStep {
   MicroBatchId micro_batch;
   proto::StepResult result;
 };
-using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, AttendShard,
-                            SendRankState, SendRankRows, ForwardRankRows, KeepRankRows, SendRankAttended, SendRankHeads,
-                            AttendHeads, SendRankOutputs, PlaceRankOutputs, Sample, FinishStep>;
+using Action =
+    std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AskRows, KeepEarlierRows, AttendPrompts,
+                 AttendShard, SendRankState, SendRankRows, ForwardRankRows, KeepRankRows, SendRankAttended,
+                 SendRankHeads, AttendHeads, SendRankOutputs, PlaceRankOutputs, Sample, FinishStep>;
 
 // One attention worker's part in a micro-batch's step.
 struct WorkerPart {
@@ -237,6 +264,7 @@ struct WorkerPart {
   std::vector<proto::StepLayout> layouts;  // by layer group
   std::span<const std::byte> partial;      // of the op at hand, once it has arrived
   bool awaited = false;
+  int pieces_asked = 0, pieces_kept = 0;  // of the op at hand, of earlier tokens' K and V
   // Ops whose k and v went without a q and were not answered yet, oldest first.
   std::vector<int> unanswered;
 };
@@ -278,6 +306,9 @@ inline constexpr int kRankOpsAhead = 4;
 // the one that it attends to, and the next.
 inline constexpr int kRingShards = 2;
 
+// An attention worker gathers so many in about a millisecond, for which other steps wait.
+inline constexpr int64_t kGatherPieceBytes = int64_t{2} << 20;
+
 struct ComputeWorkerOptions {
   int micro_batches = 1;  // in flight, 1..16
   int max_step_tokens = 2048;
@@ -292,8 +323,10 @@ struct ComputeWorkerOptions {
   bool rank_rows_on_device = false;  // these lie on the sender's device, where the other ranks' devices reach them
   int state_slots = 0;               // prompts whose states are kept from part to part
   int key_values_in_flight = 4;      // ops whose k and v an attention worker has not answered: paces what prompts send
-  bool hand_over_at_end = false;     // k and v of steps that ask nothing go when all layers are done; then the above is
-                                     // the number of ops
+  // Earlier tokens' K and V for an op come in pieces of so many bytes, if they have more; 1..kMaxGatherPieceBytes.
+  int64_t gather_piece_bytes = kGatherPieceBytes;
+  bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
+                                  // the number of ops
 };
 
 struct ComputeWorkerCounters {
@@ -414,6 +447,7 @@ class ComputeWorkerCore {
   void On(DenseDone event, std::vector<Action>& actions);
   void On(SampleBegun event, std::vector<Action>& actions);
   void On(PartialArrived event, std::vector<Action>& actions);
+  void On(EarlierRowsArrived event, std::vector<Action>& actions);
   void On(RankStateArrived event, std::vector<Action>& actions);
   void On(RankRowsArrived event, std::vector<Action>& actions);
   void On(RankAttended event, std::vector<Action>& actions);
@@ -444,6 +478,8 @@ class ComputeWorkerCore {
   void EndPrompts(MicroBatch& batch, bool went_well);
   void ExpectAnswers(MicroBatch& batch, int op);
   bool Gathers(const MicroBatch& batch, int op) const;
+  void AskForRows(MicroBatch& batch, int op, std::vector<Action>& actions) const;
+  bool AwaitsPieces(const MicroBatch& batch, int op) const;
   bool AttendsHere(const MicroBatch& batch, int op) const;
   bool AwaitsWhatItAttends(const MicroBatch& batch, int op) const;
   bool AwaitsRank(const MicroBatch& batch, int op) const;

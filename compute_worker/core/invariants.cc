@@ -25,8 +25,10 @@ absl::Status ComputeWorkerCore::CheckInvariants() const {
         batch.stage < program_.size() &&
         ((program_[batch.stage].kind == StageKind::kAttendPrompts && AwaitsRank(batch, program_[batch.stage].index)) ||
          IsAhead(batch) || !RingIsDone(batch) || !SwitchIsDone(batch));
+    const bool for_piece = std::any_of(batch.parts.begin(), batch.parts.end(),
+                                       [](const WorkerPart& part) { return part.pieces_kept < part.pieces_asked; });
     const bool for_end = batch.done.has_value() && !MayFinish(batch);
-    if (!batch.dense_in_flight && batch.awaiting == 0 && !unanswered && !for_rank && !for_end)
+    if (!batch.dense_in_flight && batch.awaiting == 0 && !unanswered && !for_rank && !for_piece && !for_end)
       return broken("waits for nothing");
     if (batch.done.has_value() && MayFinish(batch)) return broken("is done and does not end");
     for (const proto::StepEntry& entry : batch.plan.entries) {

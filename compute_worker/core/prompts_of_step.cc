@@ -32,7 +32,7 @@ PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
   PromptEntry prompt;
   const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len, entry.ctx_len);
   const bool gathers = entry.exchange == proto::PrefixExchange::kGather && missing < entry.ctx_len;
-  if (gathers && proto::MayGather(table_, missing, entry.ctx_len)) {
+  if (gathers) {
     prompt.part = scratch_.BeginGathering(
         entry.sequence, {.from = entry.ctx_len, .ctx_len = entry.ctx_len, .q_len = q_len, .more = more});
     if (prompt.part != nullptr) prompt.gather_begin = missing;
@@ -74,7 +74,7 @@ PromptEntry ComputeWorkerCore::BeginPromptFromRanks(const proto::StepPlan& plan)
   if (GivesBack(plan)) step.room_to = plan.part.end;
   PromptEntry prompt;
   Position missing = scratch_.FirstMissing(entry.sequence, base, entry.ctx_len);
-  if (proto::MayGather(table_, missing, base)) prompt.part = scratch_.BeginGathering(entry.sequence, step);
+  prompt.part = scratch_.BeginGathering(entry.sequence, step);
   if (prompt.part == nullptr && segment > 0) {
     scratch_.Drop(entry.sequence);
     missing = step.begin = segment;
@@ -195,7 +195,8 @@ bool ComputeWorkerCore::AttendsHere(const MicroBatch& batch, int op) const {
 bool ComputeWorkerCore::AwaitsWhatItAttends(const MicroBatch& batch, int op) const {
   if (AwaitsRank(batch, op)) return true;
   const bool ring = Rings(batch.plan) && batch.plan.part.rank > 0;  // what is gathered goes with rank 0's
-  if (table_.linear(table_.op_group[op]) == nullptr) return !ring && Gathers(batch, op) && batch.awaiting > 0;
+  if (table_.linear(table_.op_group[op]) == nullptr)
+    return !ring && Gathers(batch, op) && (batch.awaiting > 0 || AwaitsPieces(batch, op));
   const uint16_t group = table_.op_group[op].value();
   return std::any_of(batch.parts.begin(), batch.parts.end(),
                      [&](const WorkerPart& part) { return part.awaited && part.layouts[group].before_bytes > 0; });

@@ -36,6 +36,9 @@ class CpuDense final : public DenseBackend {
                             const PromptScratch::Part& part) override {
     return dense_.KeepRankRows(core, keep, part);
   }
+  absl::Status KeepEarlierRows(const ComputeWorkerCore& core, const compute::KeepEarlierRows& keep) override {
+    return dense_.KeepEarlierRows(core, keep);
+  }
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                  int op) override {
     return dense_.wire(id).PackQuery(core.PartsOf(id), p, core.table().op_group[op]);

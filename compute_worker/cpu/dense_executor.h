@@ -67,6 +67,9 @@ class DenseExecutor {
                             const PromptScratch::Part& part) {
     return prompts_.Keep(core, keep, part, *stream_);
   }
+  absl::Status KeepEarlierRows(const ComputeWorkerCore& core, const compute::KeepEarlierRows& keep) {
+    return prompts_.Keep(core, keep, *stream_);
+  }
 
   // DenseBackend::TakeRankState.
   std::vector<std::byte> TakeRankState(MicroBatchId id) { return states_.TakeRankState(id); }

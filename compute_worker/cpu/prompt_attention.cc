@@ -73,7 +73,10 @@ absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchI
     size_t group_blocks = 0;
     for (const PromptEntry& prompt : prompts) group_blocks += prompt.part->segments.size() * spec.kv_heads;
     blocks = std::max(blocks, group_blocks);
-    if (core.PlanOf(id).gives_back) keep_blocks_.reserve(std::max(keep_blocks_.capacity(), group_blocks));
+    const bool keeps =
+        core.PlanOf(id).gives_back || std::any_of(core.PartsOf(id).begin(), core.PartsOf(id).end(),
+                                                  [&](const WorkerPart& part) { return part.layouts[g].pieces > 0; });
+    if (keeps) keep_blocks_.reserve(std::max(keep_blocks_.capacity(), group_blocks));
     for (int rank = 0; rank < shards; ++rank) {
       const proto::TokenRange tokens = core.ShardOf(id, rank);
       shard = std::max<size_t>(shard, (tokens.end - tokens.begin) / kSegmentTokens * spec.kv_heads);
@@ -147,7 +150,7 @@ void PromptAttention::FillGathered(const ComputeWorkerCore& core, MicroBatchId i
   for (const WorkerPart& part : core.PartsOf(id)) {
     size_t p = 0;  // both lists are by entry
     for (const proto::ShardStep& item : part.layouts[group.value()].items) {
-      if (item.gather_count == 0) continue;
+      if (item.gather_count == 0 || part.layouts[group.value()].pieces > 0) continue;
       while (prompts[p].entry != item.entry) ++p;
       kernels::KvAppendItem append;
       append.k = part.partial.data() + item.gather_key_offset;
@@ -163,34 +166,55 @@ void PromptAttention::FillGathered(const ComputeWorkerCore& core, MicroBatchId i
 
 // Of K and V as another rank sent them. The blocks are the caller's to fill in.
 kernels::KvAppendItem PromptAttention::AppendOf(const std::byte* rows, int op, const proto::TokenRange& tokens) const {
+  return AppendOf(rows, op, tokens, table_.softmax(table_.op_group[op]).kv_heads);
+}
+
+kernels::KvAppendItem PromptAttention::AppendOf(const std::byte* rows, int op, const proto::TokenRange& tokens,
+                                                int kv_heads) const {
   const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
-  const int64_t key_bytes = int64_t{spec.kv_heads} * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
+  const int64_t key_bytes = int64_t{kv_heads} * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
   kernels::KvAppendItem append;
   append.k = rows;
   append.v = rows + (tokens.end - tokens.begin) * key_bytes;
   append.rows = static_cast<int>(tokens.end - tokens.begin);
-  append.kv_heads = spec.kv_heads;
+  append.kv_heads = kv_heads;
   append.first_position = tokens.begin;
   return append;
 }
 
 absl::Status PromptAttention::Keep(const ComputeWorkerCore& core, const KeepRankRows& keep,
                                    const PromptScratch::Part& part, kernels::Stream& stream) {
-  const LayerGroup group = table_.op_group[keep.op];
+  const proto::HeadRange heads{0, table_.softmax(table_.op_group[keep.op]).kv_heads};
   const proto::TokenRange tokens = core.RowsFrom(keep.micro_batch, keep.op, keep.rank);
-  const auto first = static_cast<size_t>((tokens.begin - part.begin) / kSegmentTokens);
-  const auto end = static_cast<size_t>((tokens.end - part.begin + kSegmentTokens - 1) / kSegmentTokens);
+  return Put(core, {part, keep.op, heads, tokens, keep.rows.bytes.data()}, stream);
+}
+
+absl::Status PromptAttention::Keep(const ComputeWorkerCore& core, const KeepEarlierRows& keep,
+                                   kernels::Stream& stream) {
+  const LayerGroup group = table_.op_group[keep.op];
+  const WorkerPart& from = core.PartsOf(keep.micro_batch)[keep.part];
+  const proto::StepLayout::Piece piece = from.layouts[group.value()].PieceAt(keep.piece, table_.softmax(group));
+  for (const PromptEntry& prompt : core.PromptsOf(keep.micro_batch)) {
+    if (prompt.entry != piece.item->entry) continue;
+    return Put(core, {*prompt.part, keep.op, piece.item->kv_heads, piece.tokens, keep.rows.bytes.data()}, stream);
+  }
+  return Internal("attention op ", keep.op, ": rows came for entry ", piece.item->entry, ", which is no prompt");
+}
+
+absl::Status PromptAttention::Put(const ComputeWorkerCore& core, const Rows& rows, kernels::Stream& stream) {
+  const auto first = static_cast<size_t>((rows.tokens.begin - rows.part.begin) / kSegmentTokens);
+  const auto end = static_cast<size_t>((rows.tokens.end - rows.part.begin + kSegmentTokens - 1) / kSegmentTokens);
   keep_blocks_.clear();
-  for (int head = 0; head < table_.softmax(group).kv_heads; ++head)
+  for (int head = rows.heads.begin; head < rows.heads.end; ++head)
     for (size_t s = first; s < end; ++s)
       keep_blocks_.push_back(arena_->data() +
-                             size_t{core.scratch().BlockOf(part.segments[s], keep.op, head)} * block_bytes_);
-  kernels::KvAppendItem append = AppendOf(keep.rows.bytes.data(), keep.op, tokens);
+                             size_t{core.scratch().BlockOf(rows.part.segments[s], rows.op, head)} * block_bytes_);
+  kernels::KvAppendItem append = AppendOf(rows.bytes, rows.op, rows.tokens, rows.heads.size());
   append.blocks.blocks = keep_blocks_.data();
   append.blocks.head_step = static_cast<int64_t>(end - first);
-  append.blocks.first_segment = static_cast<int32_t>(tokens.begin / kSegmentTokens);
+  append.blocks.first_segment = static_cast<int32_t>(rows.tokens.begin / kSegmentTokens);
   append.blocks.segments = static_cast<int32_t>(end - first);
-  return kernels::KvAppend(kernels::ContextOf(stream), ShapeOf(group).layout(), {&append, 1});
+  return kernels::KvAppend(kernels::ContextOf(stream), ShapeOf(table_.op_group[rows.op]).layout(), {&append, 1});
 }
 
 // Tokens of a rank before this one, as it sent them. A rank's step has one prompt.

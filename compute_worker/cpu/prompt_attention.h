@@ -35,8 +35,18 @@ class PromptAttention {
   // K and V of a later rank into `part` (KeepRankRows). Allocates nothing.
   absl::Status Keep(const ComputeWorkerCore& core, const KeepRankRows& keep, const PromptScratch::Part& part,
                     kernels::Stream& stream);
+  // A piece of earlier tokens' K and V into the blocks of its prompt (KeepEarlierRows). Likewise.
+  absl::Status Keep(const ComputeWorkerCore& core, const KeepEarlierRows& keep, kernels::Stream& stream);
 
  private:
+  // K and V of some KV heads: [tokens, heads, key_dim], then [tokens, heads, value_dim].
+  struct Rows {
+    const PromptScratch::Part& part;
+    int op = 0;
+    proto::HeadRange heads;
+    proto::TokenRange tokens;
+    const std::byte* bytes = nullptr;
+  };
   struct Extent {  // blocks of one prompt
     size_t first = 0;
     Position begin = 0;
@@ -61,6 +71,8 @@ class PromptAttention {
   void FillGathered(const ComputeWorkerCore& core, MicroBatchId id, int op);
   void FillAppends(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire);
   kernels::KvAppendItem AppendOf(const std::byte* rows, int op, const proto::TokenRange& tokens) const;
+  kernels::KvAppendItem AppendOf(const std::byte* rows, int op, const proto::TokenRange& tokens, int kv_heads) const;
+  absl::Status Put(const ComputeWorkerCore& core, const Rows& rows, kernels::Stream& stream);
   void FillRows(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank);
   void FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank, StepWire& wire);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, kernels::Stream& stream);
@@ -70,7 +82,7 @@ class PromptAttention {
   const size_t block_bytes_;
   std::unique_ptr<kernels::Buffer> arena_;
   std::vector<MicroBatch> micro_batches_;
-  std::vector<std::byte*> keep_blocks_;  // [KV head][segment] of a later rank's tokens
+  std::vector<std::byte*> keep_blocks_;  // [KV head][segment] of tokens that others sent
 };
 
 }  // namespace dovetail::compute

@@ -511,6 +511,11 @@ absl::Status CudaDense::KeepRankRows(const ComputeWorkerCore& core, const comput
   return prompts_->Keep(core, keep, part, stream_);
 }
 
+absl::Status CudaDense::KeepEarlierRows(const ComputeWorkerCore& core, const compute::KeepEarlierRows& keep) {
+  if (prompts_ == nullptr || rank_rows_ == nullptr) return DenseBackend::KeepEarlierRows(core, keep);
+  return prompts_->Keep(core, keep, stream_);
+}
+
 absl::StatusOr<bool> CudaDense::RankRowsTaken(const RankTensor& rows) {
   return rank_rows_ != nullptr ? rank_rows_->Taken(rows) : DenseBackend::RankRowsTaken(rows);
 }

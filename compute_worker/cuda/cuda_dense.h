@@ -49,6 +49,8 @@ class CudaDense final : public DenseBackend {
   absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override;
   absl::Status KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
                             const PromptScratch::Part& part) override;
+  absl::StatusOr<RankTensor> TakeEarlierRows(std::span<const std::byte> rows) override { return TakeRankRows(rows); }
+  absl::Status KeepEarlierRows(const ComputeWorkerCore& core, const compute::KeepEarlierRows& keep) override;
   absl::StatusOr<bool> BeginSample(const proto::StepPlan& plan, MicroBatchId id) override;
   bool Drawn(MicroBatchId id) override;
   void SetTurns(TurnChoice::Policy policy) override { between_gpus_->SetTurns(policy); }

@@ -183,7 +183,7 @@ int64_t CudaPromptAttention::FindGathers(const ComputeWorkerCore& core, MicroBat
   for (size_t p = 0; p < parts.size(); ++p) {
     const auto& items = parts[p].layouts[group.value()].items;
     for (size_t i = 0; i < items.size(); ++i) {
-      if (items[i].gather_count == 0) continue;
+      if (items[i].gather_count == 0 || parts[p].layouts[group.value()].pieces > 0) continue;
       const int64_t rows = items[i].gather_count;
       step.gathers.push_back({static_cast<int>(p), static_cast<int>(i), rows, table_row, bytes});
       table_row += rows;
@@ -433,46 +433,63 @@ absl::Status CudaPromptAttention::AppendRows(const proto::SoftmaxSpec& spec, con
   return absl::OkStatus();
 }
 
-// They have tables of their own: the step's are of another op, and it may have ended.
 absl::Status CudaPromptAttention::Keep(const ComputeWorkerCore& core, const KeepRankRows& keep,
                                        const PromptScratch::Part& part, CudaStream& stream) {
-  const UploadsInOrder in_order(stream);
-  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[keep.op]);
+  const proto::HeadRange heads{0, table_.softmax(table_.op_group[keep.op]).kv_heads};
   const proto::TokenRange tokens = core.RowsFrom(keep.micro_batch, keep.op, keep.rank);
-  const int64_t rows = tokens.end - tokens.begin;
-  const auto first = static_cast<size_t>((tokens.begin - part.begin) / kSegmentTokens);
-  const auto end = static_cast<size_t>((tokens.end - part.begin + kSegmentTokens - 1) / kSegmentTokens);
+  return Put(core, {part, keep.op, heads, tokens, keep.rows.bytes}, stream);
+}
+
+absl::Status CudaPromptAttention::Keep(const ComputeWorkerCore& core, const KeepEarlierRows& keep, CudaStream& stream) {
+  const LayerGroup group = table_.op_group[keep.op];
+  const WorkerPart& from = core.PartsOf(keep.micro_batch)[keep.part];
+  const proto::StepLayout::Piece piece = from.layouts[group.value()].PieceAt(keep.piece, table_.softmax(group));
+  for (const PromptEntry& prompt : core.PromptsOf(keep.micro_batch)) {
+    if (prompt.entry != piece.item->entry) continue;
+    return Put(core, {*prompt.part, keep.op, piece.item->kv_heads, piece.tokens, keep.rows.bytes}, stream);
+  }
+  return Internal("attention op ", keep.op, ": rows came for entry ", piece.item->entry, ", which is no prompt");
+}
+
+// They have tables of their own: the step's may be of another op, and it may have ended.
+absl::Status CudaPromptAttention::Put(const ComputeWorkerCore& core, const SentRows& sent, CudaStream& stream) {
+  const UploadsInOrder in_order(stream);
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[sent.op]);
+  const PromptScratch::Part& part = sent.part;
+  const int64_t rows = sent.tokens.end - sent.tokens.begin;
+  const auto first = static_cast<size_t>((sent.tokens.begin - part.begin) / kSegmentTokens);
+  const auto end = static_cast<size_t>((sent.tokens.end - part.begin + kSegmentTokens - 1) / kSegmentTokens);
   kernels::cuda::UploadLayout at;
   const size_t item_at = at.Add<DeviceAttentionItem>(1), positions_at = at.Add<int32_t>(rows);
   const size_t row_items_at = at.Add<int32_t>(rows),
-               pointers_at = at.Add<const std::byte*>((end - first) * spec.kv_heads);
+               pointers_at = at.Add<const std::byte*>((end - first) * sent.heads.size());
   DT_ASSIGN_OR_RETURN(std::byte* const host, kept_tables_.Begin(stream, at.bytes()));
   std::byte* const there = kept_tables_.device();
   auto* pointer = reinterpret_cast<const std::byte**>(host + pointers_at);
-  for (int head = 0; head < spec.kv_heads; ++head)
-    for (size_t s = first; s < end; ++s) *pointer++ = BlockAt(core.scratch().BlockOf(part.segments[s], keep.op, head));
+  for (int head = sent.heads.begin; head < sent.heads.end; ++head)
+    for (size_t s = first; s < end; ++s) *pointer++ = BlockAt(core.scratch().BlockOf(part.segments[s], sent.op, head));
   auto& item = *reinterpret_cast<DeviceAttentionItem*>(host + item_at);
   item = DeviceAttentionItem{};
   item.blocks = reinterpret_cast<const std::byte* const*>(there + pointers_at);
   item.head_step = static_cast<int64_t>(end - first);
-  item.first_segment = static_cast<int32_t>(tokens.begin / kSegmentTokens);
-  item.kv_heads = spec.kv_heads;
+  item.first_segment = static_cast<int32_t>(sent.tokens.begin / kSegmentTokens);
+  item.kv_heads = sent.heads.size();
   auto* const positions = reinterpret_cast<int32_t*>(host + positions_at);
-  std::iota(positions, positions + rows, static_cast<int32_t>(tokens.begin));
+  std::iota(positions, positions + rows, static_cast<int32_t>(sent.tokens.begin));
   std::fill_n(reinterpret_cast<int32_t*>(host + row_items_at), rows, 0);
   DT_RETURN_IF_ERROR(kept_tables_.Send(stream));
   GroupStep to;
   to.items = reinterpret_cast<const DeviceAttentionItem*>(there + item_at);
   to.positions = reinterpret_cast<const int32_t*>(there + positions_at);
   to.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
-  const std::byte* const k = keep.rows.bytes.data();
-  DT_RETURN_IF_ERROR(AppendRows(spec, to, k, k + KeyBytes(spec, rows, spec.kv_heads), spec.kv_heads, rows,
+  const std::byte* const k = sent.bytes.data();
+  DT_RETURN_IF_ERROR(AppendRows(spec, to, k, k + KeyBytes(spec, rows, sent.heads.size()), sent.heads.size(), rows,
                                 /*table_row=*/0, /*kv_offset=*/0, stream));
   if (kept_.handle() == nullptr) {
     DT_ASSIGN_OR_RETURN(kept_, device_.CreateEvent());
   }
   DT_RETURN_IF_ERROR(stream.Record(kept_));
-  return rank_rows_->Reads(keep.rows.bytes, stream);
+  return rank_rows_->Reads(sent.bytes, stream);
 }
 
 absl::Status CudaPromptAttention::Append(LayerGroup group, int64_t kv_offset, CudaBatch& batch) {

@@ -49,6 +49,8 @@ class CudaPromptAttention {
   // K and V of a later rank into `part` (KeepRankRows), in the stream of all prompts.
   absl::Status Keep(const ComputeWorkerCore& core, const KeepRankRows& keep, const PromptScratch::Part& part,
                     kernels::cuda::CudaStream& stream);
+  // A piece of earlier tokens' K and V, on the device, into the blocks of its prompt (KeepEarlierRows). Likewise.
+  absl::Status Keep(const ComputeWorkerCore& core, const KeepEarlierRows& keep, kernels::cuda::CudaStream& stream);
 
   // Nothing of the micro-batch's step runs any more.
   void Ended(MicroBatchId id) { steps_[id.value()].runs_in = nullptr; }
@@ -68,6 +70,14 @@ class CudaPromptAttention {
     int64_t rows = 0;
     int64_t first_row = 0;  // of the step
     int64_t table_row = 0;  // of the uploaded positions
+  };
+  // K and V of some KV heads that others sent, on the device: keys of all tokens, then values.
+  struct SentRows {
+    const PromptScratch::Part& part;
+    int op = 0;
+    proto::HeadRange heads;
+    proto::TokenRange tokens;
+    std::span<const std::byte> bytes;
   };
   // Rows of earlier tokens that come with an answer.
   struct GatherRun {
@@ -133,6 +143,8 @@ class CudaPromptAttention {
                           int heads, int64_t rows, int64_t table_row, int64_t kv_offset,
                           kernels::cuda::CudaStream& stream) const;
 
+  absl::Status Put(const ComputeWorkerCore& core, const SentRows& rows, kernels::cuda::CudaStream& stream);
+
   kernels::cuda::CudaDevice& device_;
   const proto::AttentionTable& table_;
   const size_t block_bytes_;
@@ -141,7 +153,7 @@ class CudaPromptAttention {
   BufferPtr arena_;                          // CudaKvLayout::kArenaLead bytes, then the blocks
   std::vector<BufferPtr> sinks_;             // by op, where it has any
   std::vector<Step> steps_;                  // by micro-batch
-  kernels::cuda::StagedUpload kept_tables_;  // of rows of a later rank: an item, positions, their items, block pointers
+  kernels::cuda::StagedUpload kept_tables_;  // of SentRows: an item, positions, their items, block pointers
   kernels::cuda::CudaEvent kept_;            // behind the last Keep; none: there was none
 };
 

@@ -61,8 +61,7 @@ bool KeepsLater(const PromptStep& step, const BlockCounts& blocks, Position begi
 }
 
 // As ComputeWorkerCore::BeginPromptFromRanks.
-bool GathersFromRanks(const proto::AttentionTable& table, const PromptStep& step, const BlockCounts& blocks,
-                      Reach& reach) {
+bool GathersFromRanks(const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
   const bool first_of_ring = step.exchange == proto::PrefixExchange::kRing && step.ctx_len == step.base;
   if ((step.exchange != proto::PrefixExchange::kGatherDirect && !first_of_ring) || step.scratch_blocks == 0)
     return false;
@@ -70,8 +69,7 @@ bool GathersFromRanks(const proto::AttentionTable& table, const PromptStep& step
   const Position segment = step.base / kSegmentTokens * kSegmentTokens;
   Position begin = goes_on ? step.held.begin : 0;
   Position missing = goes_on ? std::min(step.held.end, step.base) : 0;
-  Room room = Room::kNone;
-  if (proto::MayGather(table, missing, step.base)) room = RoomFor(step, blocks, begin, SegmentsTo(begin, missing));
+  Room room = RoomFor(step, blocks, begin, SegmentsTo(begin, missing));
   if (room == Room::kNone && segment > 0) {
     begin = missing = segment;
     room = RoomFor(step, blocks, begin, 0);
@@ -105,12 +103,12 @@ bool Switches(const PromptStep& step, Reach& reach) {
   return true;
 }
 
-bool Gathers(const proto::AttentionTable& table, const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
+bool Gathers(const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
   if (step.exchange != proto::PrefixExchange::kGather || step.scratch_blocks == 0) return false;
   const bool goes_on = !step.held.empty() && step.ctx_len >= step.held.begin;
   const Position begin = goes_on ? step.held.begin : 0;
   const Position missing = goes_on ? std::min(step.held.end, step.ctx_len) : 0;
-  if (missing >= step.ctx_len || !proto::MayGather(table, missing, step.ctx_len)) return false;
+  if (missing >= step.ctx_len) return false;
   const Room room = RoomFor(step, blocks, begin, SegmentsTo(begin, missing));
   if (room == Room::kNone) return false;
   reach = {.attend_begin = begin, .gather_begin = missing, .gathers = true, .held = KeptFrom(step, begin, room)};
@@ -122,8 +120,8 @@ Reach ReachOf(const proto::AttentionTable& table, const PromptStep& step) {
   const BlockCounts blocks = BlocksOf(table);
   const Reach elsewhere{.attend_begin = step.ctx_len + step.tokens};
   Reach reach;
-  if (Gathers(table, step, blocks, reach) || GathersFromRanks(table, step, blocks, reach) ||
-      Rings(step, blocks, reach) || Switches(step, reach))
+  if (Gathers(step, blocks, reach) || GathersFromRanks(step, blocks, reach) || Rings(step, blocks, reach) ||
+      Switches(step, reach))
     return reach;
   if (step.scratch_blocks == 0) return elsewhere;
   if (step.exchange == proto::PrefixExchange::kRing && step.ctx_len > step.base) return elsewhere;

@@ -41,8 +41,9 @@ struct Case {
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
   int step_tokens = 64;
   int micro_batches = 1;
-  int window = 70;  // of gemma3
-  int ranks = 1;    // compute workers that divide each prompt, the second on another GPU if there is one
+  int window = 70;      // of gemma3
+  int ranks = 1;        // compute workers that divide each prompt, the second on another GPU if there is one
+  int piece = 2 << 20;  // bytes of K and V of earlier tokens that come at once
 
   friend std::ostream& operator<<(std::ostream& out, const Case& how) { return out << how.name; }
 };
@@ -110,6 +111,7 @@ class GpuPrompts : public ::testing::TestWithParam<Case> {
     options.attention_workers = how.attention_workers;
     if (how.attention_on_cpu) options.attention_device = cpu_->device.get();
     options.compute.dense = weights_.get();
+    options.compute.gather_piece_bytes = how.piece;
     const auto table = compute::AttentionTableOf(model_->config(), DType::kBF16);
     EXPECT_TRUE(table.ok());
     options.compute.prompt_scratch_bytes = how.scratch == Scratch::kAmple ? 64 << 20
@@ -265,6 +267,14 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"KvOnACpu"},
         Case{"KvOnACpuGathered", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kGather},
+        Case{"KvOnACpuInPieces", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kGather, 64, 1, 70, 1,
+             4000},
+        Case{"KvOnCpusInPieces", "llama", true, 3, PlacementPolicy::kHeads, Scratch::kAmple, kGather, 50, 2, 70, 1,
+             900},
+        Case{"WindowsInPieces", "gemma3", true, 2, PlacementPolicy::kTokens, Scratch::kAmple, kGather, 64, 2, 70, 1,
+             1000},
+        Case{"KvOnTheGpuInPieces", "llama", false, 2, PlacementPolicy::kTokens, Scratch::kAmple, kGather, 64, 2, 70, 1,
+             4000},
         Case{"KvOnACpuAsked", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kStep, kAsk},
         Case{"WindowsKvOnCpus", "gemma3", true, 2, PlacementPolicy::kRequest, Scratch::kAmple, kGather, 64, 2},
         Case{"WindowsAsked", "gemma3", true, 2, PlacementPolicy::kTokens, Scratch::kStep, kAsk, 64, 2},
@@ -285,6 +295,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"TwoAsk", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kAsk, 64, 1, 0, 2},
         Case{"TwoGather", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kGather, 64, 1, 0, 2},
+        Case{"TwoGatherInPieces", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kGather, 64, 1, 0, 2,
+             2000},
+        Case{"TwoDirectlyAndInPieces", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple, kDirect, 64, 2, 0, 2,
+             2000},
         Case{"TwoGatherDirectly", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kDirect, 64, 1, 0, 2},
         Case{"ThreeGatherDirectly", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple, kDirect, 64, 2, 0, 3},
         Case{"ThreeWithWindows", "gemma3", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kDirect, 64, 1, 70, 3},

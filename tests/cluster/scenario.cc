@@ -100,12 +100,12 @@ std::string Scenario::ToString() const {
       "DOVETAIL_SEED=", seed, "\n  model ", Name(model), " kv ", std::string(dovetail::Name(kv)),
       avx512 ? " avx512" : " avx2", " threads ", threads, "\n  workers ", workers, " placement ", Name(placement),
       " token_shard ", token_shard, " micro_batches ", micro_batches, " prefix_cache ", prefix_cache, " spare_blocks ",
-      spare_blocks, "\n  prompt_kib ", prompt_kib, " prompt_tokens ", prompt_tokens, " key_values_in_flight ",
-      key_values_in_flight, q_first ? "" : " q with k and v", hand_over_at_end ? " hand-over at the end" : "",
-      "\n  prefix exchange ", prefix ? NameOf(*prefix) : "auto", linear_prompts ? " linear prompts" : "",
-      chain ? " chain" : "", " compute_workers ", compute_workers, " prefill_ranks ", prefill_ranks,
-      " prefill_rank_tokens ", prefill_rank_tokens, "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs,
-      chunked ? "" : " not chunked");
+      spare_blocks, "\n  prompt_kib ", prompt_kib, " gather_piece ", gather_piece, " prompt_tokens ", prompt_tokens,
+      " key_values_in_flight ", key_values_in_flight, q_first ? "" : " q with k and v",
+      hand_over_at_end ? " hand-over at the end" : "", "\n  prefix exchange ", prefix ? NameOf(*prefix) : "auto",
+      linear_prompts ? " linear prompts" : "", chain ? " chain" : "", " compute_workers ", compute_workers,
+      " prefill_ranks ", prefill_ranks, " prefill_rank_tokens ", prefill_rank_tokens, "\n  step_tokens ", step_tokens,
+      " max_seqs ", max_seqs, chunked ? "" : " not chunked");
   for (size_t i = 0; i < requests.size(); ++i) absl::StrAppend(&text, "\n  request ", i, ": ", requests[i].ToString());
   return text;
 }
@@ -157,6 +157,8 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
       scenario.step_tokens = std::max(scenario.step_tokens, groups.Of(64, 200));
     }
   }
+  Dice pieces(seed ^ 0x91ece);
+  if (!pieces.OneIn(3)) scenario.gather_piece = 1 << pieces.Of(6, 15);
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
   Dice vectors(seed ^ 0x9001ed);
@@ -198,6 +200,7 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
   change(&Scenario::prompt_kib, 0);
   change(&Scenario::prompt_kib, -1);
   change(&Scenario::prompt_tokens, 16);
+  change(&Scenario::gather_piece, 2 << 20);
   change(&Scenario::prefix, std::optional(proto::PrefixExchange::kAsk));
   if (scenario.prefix == proto::PrefixExchange::kRing || scenario.prefix == proto::PrefixExchange::kSwitch)
     change(&Scenario::prefix, std::optional(proto::PrefixExchange::kGatherDirect));

@@ -72,6 +72,7 @@ struct Scenario {
   int prefill_ranks = 0;         // at most as many as there are compute workers; 0: by predictions
   int prefill_rank_tokens = 64;  // at least, of a prompt
   int prompt_kib = -1;           // the compute worker's scratch for prompts; 0: none; -1: as much as it likes
+  int gather_piece = 2 << 20;    // bytes; more of earlier tokens' K and V come in pieces
   int prompt_tokens = 16;        // from which on an entry is attended there
   std::optional<proto::PrefixExchange> prefix = proto::PrefixExchange::kAsk;  // nothing: by predictions
   bool linear_prompts = true;

@@ -258,6 +258,7 @@ compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) 
   compute::ComputeWorkerTuning tuning;
   if (scenario.prompt_kib >= 0) tuning.prompt_scratch_bytes = uint64_t(scenario.prompt_kib) << 10;
   tuning.prompt_tokens = scenario.prompt_tokens;
+  tuning.gather_piece_bytes = scenario.gather_piece;
   tuning.key_values_in_flight = scenario.key_values_in_flight;
   tuning.linear_prompts = scenario.linear_prompts;
   tuning.q_first = scenario.q_first;

@@ -107,6 +107,8 @@ class ComputeWorkerCoreTest : public ::testing::Test {
   static std::string Line(const RunDense& a) { return absl::StrCat("dense ", a.index); }
   static std::string Line(const SendQuery& a) { return absl::StrCat("q ", a.op); }
   static std::string Line(const SendKeyValue& a) { return absl::StrCat("kv ", a.op); }
+  static std::string Line(const AskRows& a) { return absl::StrCat("ask ", a.op, " piece ", a.piece); }
+  static std::string Line(const KeepEarlierRows& a) { return absl::StrCat("keep ", a.op, " piece ", a.piece); }
   static std::string Line(const AttendPrompts& a) { return absl::StrCat("prompts ", a.op); }
   static std::string Line(const SendRankState& a) { return absl::StrCat("state ", a.op, " to ", a.to.worker.value()); }
   static std::string Line(const SendRankRows& a) { return absl::StrCat("rows ", a.op); }

@@ -13,7 +13,8 @@ using ::testing::IsEmpty;
 // Prompts: attended here, k and v handed over layer by layer.
 class PromptsTest : public ComputeWorkerCoreTest {
  protected:
-  explicit PromptsTest(bool hand_over_at_end = false, proto::PrefixExchange exchange = proto::PrefixExchange::kGather)
+  explicit PromptsTest(bool hand_over_at_end = false, proto::PrefixExchange exchange = proto::PrefixExchange::kGather,
+                       int64_t piece_bytes = kGatherPieceBytes)
       : exchange_(exchange) {
     StepProgram program;
     for (const Stage& stage : TwoLayers()) {
@@ -27,6 +28,7 @@ class PromptsTest : public ComputeWorkerCoreTest {
                                                                          .prompt_tokens = 16,
                                                                          .prompt_blocks = 100,
                                                                          .key_values_in_flight = 2,
+                                                                         .gather_piece_bytes = piece_bytes,
                                                                          .hand_over_at_end = hand_over_at_end});
     for (int worker = 0; worker < 3; ++worker)
       core_ptr_->AddAttentionWorker({WorkerId(static_cast<uint32_t>(worker)), kEpoch, NodeOf(worker)});
@@ -251,6 +253,65 @@ TEST_F(PromptsTest, AWorkerThatIsLostBeforeItsKeysComeEndsTheStep) {
   EXPECT_THAT(FeedPrompt(AttentionWorkerLost{WorkerId(0), kEpoch}), ElementsAre("failed: attention worker 0: lost"));
   PlanPrompt(2, {Entry(1, On(1), 100, 130)});
   EXPECT_EQ(begins_.back().entries[0].gather_begin, 0) << "nothing of the failed step is kept";
+}
+
+// 64 tokens a piece: 2 KV heads of 8 + 4 elements of 2 bytes. 400 tokens are seven; op 1 sees the last 99 of them.
+class PiecesTest : public PromptsTest {
+ protected:
+  PiecesTest() : PromptsTest(false, proto::PrefixExchange::kGather, 64 * 48) {
+    PlanPrompt(1, {Entry(1, On(0), 100, 400)});
+    DoneHere(), DoneHere();
+  }
+  std::vector<std::string> Piece(int piece, int op = 0, size_t tokens = 64, int worker = 0, uint64_t step = 1) {
+    return FeedPrompt(EarlierRowsArrived{NodeOf(worker), kEpoch, StepId(step), MicroBatchId(0), op, piece,
+                                         RankTensor(std::vector<std::byte>(tokens * 48))});
+  }
+  uint64_t DroppedHere() const { return core_ptr_->counters().dropped_frames; }
+};
+
+TEST_F(PiecesTest, EachIsPutAwayAsItComesAndThePromptIsAttendedBehindTheLast) {
+  EXPECT_EQ(begins_[0].gather_piece_bytes, 64 * 48);
+  EXPECT_THAT(DoneHere(), ElementsAre("kv 0", "ask 0 piece 0", "ask 0 piece 1", "ask 0 piece 2", "ask 0 piece 3"));
+  EXPECT_THAT(Piece(0), ElementsAre("keep 0 piece 0", "ask 0 piece 4"));
+  EXPECT_THAT(Piece(1), ElementsAre("keep 0 piece 1", "ask 0 piece 5"));
+  EXPECT_THAT(Piece(2), ElementsAre("keep 0 piece 2", "ask 0 piece 6"));
+  EXPECT_THAT(Piece(3), ElementsAre("keep 0 piece 3"));
+  EXPECT_THAT(Piece(4), ElementsAre("keep 0 piece 4"));
+  EXPECT_THAT(Piece(5), ElementsAre("keep 0 piece 5"));
+  EXPECT_THAT(Piece(6, 0, 16), ElementsAre("keep 0 piece 6"));
+  EXPECT_THAT(Answer(1, 0, 0), ElementsAre("prompts 0"));
+  DoneHere(), DoneHere(), DoneHere();
+  EXPECT_THAT(DoneHere(), ElementsAre("kv 1", "ask 1 piece 0", "ask 1 piece 1", "ask 1 piece 2"))
+      << "from token 256 on";
+  Piece(0, 1), Piece(1, 1);
+  EXPECT_THAT(Answer(1, 1, 0), IsEmpty()) << "a device may still copy the last one";
+  EXPECT_THAT(Piece(2, 1, 16), ElementsAre("keep 1 piece 2", "prompts 1"));
+  EXPECT_EQ(DroppedHere(), 0u);
+}
+
+TEST_F(PiecesTest, WrongOnesAreDropped) {
+  EXPECT_THAT(Piece(0), IsEmpty()) << "before it is asked for";
+  DoneHere();
+  EXPECT_THAT(Piece(1), IsEmpty()) << "out of order";
+  EXPECT_THAT(Piece(0, 0, 63), IsEmpty()) << "short";
+  EXPECT_THAT(Piece(0, 0, 65), IsEmpty()) << "long";
+  EXPECT_THAT(Piece(0, 1), IsEmpty()) << "of another op";
+  EXPECT_THAT(Piece(0, 0, 64, 1), IsEmpty()) << "from another worker";
+  EXPECT_THAT(Piece(0, 0, 64, 0, 2), IsEmpty()) << "of another step";
+  EXPECT_EQ(DroppedHere(), 7u);
+  EXPECT_THAT(Piece(0), ElementsAre("keep 0 piece 0", "ask 0 piece 4"));
+  EXPECT_THAT(Piece(0), IsEmpty()) << "it came before";
+}
+
+TEST_F(PiecesTest, AWorkerThatIsLostBetweenTwoEndsTheStepAndNothingIsKept) {
+  DoneHere();
+  Piece(0), Piece(1);
+  EXPECT_THAT(FeedPrompt(AttentionWorkerLost{WorkerId(0), kEpoch}), ElementsAre("failed: attention worker 0: lost"));
+  EXPECT_THAT(Piece(2), IsEmpty());
+  PlanPrompt(2, {Entry(1, On(1), 100, 400)});
+  EXPECT_EQ(begins_.back().entries[0].gather_begin, 0);
+  DoneHere(), DoneHere(), DoneHere();
+  EXPECT_THAT(Piece(0, 0, 64, 1, 2), ElementsAre("keep 0 piece 0", "ask 0 piece 4"));
 }
 
 TEST_F(PromptsTest, TheNextPartFindsTheFormerOneHere) {

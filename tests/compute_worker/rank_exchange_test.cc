@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "proto/gather_frames.h"
 #include "proto/rank_frames.h"
 #include "tests/compute_worker/rank_fixture.h"
 #include "tests/compute_worker/small_spec.h"
@@ -46,6 +47,7 @@ class SlowDevice final : public DenseBackend {
   absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override {
     return copied.contains(static_cast<int>(rows.bytes[0]));
   }
+  absl::StatusOr<RankTensor> TakeEarlierRows(std::span<const std::byte> rows) override { return TakeRankRows(rows); }
   absl::Status Sample(const proto::StepPlan&, MicroBatchId, proto::StepResult&) override { return {}; }
 
   int computed = 0;
@@ -155,6 +157,29 @@ TEST_F(RankExchangeTest, WhatCameFromAWorkerThatIsLostMeanwhileIsDropped) {
   device_.copied = {1};
   EXPECT_FALSE(exchange_.Next().value().has_value());
   EXPECT_FALSE(exchange_.copies());
+}
+
+// What asks for more pieces frees the memory of all that came.
+TEST_F(RankExchangeTest, PiecesOfEarlierTokensAreHandedOnOnceAllThatCameHaveBeenCopied) {
+  const std::vector<std::byte> first(8, std::byte{1}), second(8, std::byte{2}), other(8, std::byte{3});
+  ASSERT_EQ(exchange_.Take(Came(proto::kEarlierRows, 4, first)), absl::OkStatus());
+  ASSERT_EQ(exchange_.Take(Came(proto::kEarlierRows, 4, second)), absl::OkStatus());
+  ASSERT_EQ(exchange_.Take(Came(proto::kRankRows, 5, other)), absl::OkStatus());
+  device_.copied = {1};
+  EXPECT_FALSE(exchange_.Next().value().has_value());
+  device_.copied = {1, 2};
+  for (const int value : {1, 2}) {
+    const auto next = exchange_.Next();
+    ASSERT_TRUE(next.ok() && next->has_value());
+    EXPECT_EQ(static_cast<int>((*next)->tensor.bytes[0]), value);
+    const Event event = RankExchange::EventOf(*std::move(*next));
+    ASSERT_TRUE(std::holds_alternative<EarlierRowsArrived>(event));
+    EXPECT_EQ(std::get<EarlierRowsArrived>(event).from, there_->id());
+    EXPECT_EQ(std::get<EarlierRowsArrived>(event).op, 4);
+    EXPECT_EQ(std::get<EarlierRowsArrived>(event).piece, 1);
+  }
+  EXPECT_FALSE(exchange_.Next().value().has_value()) << "rows of a rank, which are still copied";
+  EXPECT_THAT(Arrived().ops, IsEmpty()) << "nothing else answers pieces";
 }
 
 TEST_F(RankExchangeTest, WithoutMemoryForRowsTheirStepFails) {

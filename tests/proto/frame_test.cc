@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/gather_frames.h"
 #include "proto/link_frames.h"
 #include "proto/rank_frames.h"
 #include "proto/switch_frames.h"
@@ -45,7 +46,9 @@ constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
                                    kRankAttended,
                                    kRankHeads,
                                    kRankOutputs,
-                                   kRankTaken};
+                                   kRankTaken,
+                                   kAskRows,
+                                   kEarlierRows};
 
 FrameHeader Good() { return MakeHeader(FrameType::kQuery, Epoch(3), StepId(99), MicroBatchId(1), 17, 4096); }
 
@@ -76,7 +79,7 @@ TEST(FrameHeader, LiesInMemoryAsItCrossesTheWire) {
   uint8_t bytes[64];
   std::memcpy(bytes, &header, 64);
   EXPECT_EQ(std::memcmp(bytes, "DVTL", 4), 0);
-  EXPECT_EQ(bytes[4], 12) << "version";
+  EXPECT_EQ(bytes[4], 13) << "version";
   EXPECT_EQ(bytes[6], 34) << "type";
   EXPECT_EQ(bytes[8], 3) << "epoch";
   EXPECT_EQ(bytes[12], 1) << "micro-batch";
@@ -106,7 +109,7 @@ TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {
   EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: magic 1195857222 is not"));
   header = Good();
   header.version = 1;
-  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 12"));
+  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 13"));
   header = Good();
   header.payload_bytes = kMaxPayloadBytes;
   EXPECT_EQ(Verdict(Sealed(header)), "accepted");

@@ -210,6 +210,18 @@ TEST(StepBeginField, GatheredTokensLieBetweenWhatIsAttendedAndTheStep) {
   EXPECT_THAT(Whole(begin), HasSubstr("entry.gather_begin"));
 }
 
+TEST(StepBeginField, APieceOfWhatIsGatheredHasALargestSize) {
+  StepBegin begin = FullBegin();
+  for (const int64_t bad : {int64_t{-1}, kMaxGatherPieceBytes + 1}) {
+    begin.gather_piece_bytes = bad;
+    EXPECT_THAT(Whole(begin), HasSubstr("gather_piece_bytes is outside the limit")) << bad;
+  }
+  for (const int64_t good : {int64_t{0}, int64_t{1}, kMaxGatherPieceBytes}) {
+    begin.gather_piece_bytes = good;
+    EXPECT_EQ(Whole(begin), "accepted") << good;
+  }
+}
+
 TEST(StepBeginField, WhatIsGatheredEndsBetweenItsBeginAndTheStep) {
   StepBegin begin = FullBegin();
   begin.entries[0].attend_end = begin.entries[0].gather_begin = 64;

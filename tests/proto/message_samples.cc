@@ -119,7 +119,9 @@ OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3), tr
 StepBegin FullBegin() {
   return {{{SequenceId(1), 128, 1, SomeHashes(1)},
            {SequenceId(2), 0, 512, {}, 0, kOpenEnd, kOpenEnd, StateExchange::kTokens, 512},
-           {SequenceId(3), 192, 64, {}, 128, 130, 150, StateExchange::kFetch, 0}}};
+           {SequenceId(3), 192, 64, {}, 128, 130, 150, StateExchange::kFetch, 0}},
+          {},
+          4096};
 }
 
 StepBegin BeginOfRank() { return {{{SequenceId(1), 192, 3, SomeHashes(1), 128}}, {StepId(77), 100, 195, 1, 2}}; }

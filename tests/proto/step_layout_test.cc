@@ -147,5 +147,52 @@ TEST(StepLayout, PartsOfAPayloadNeitherOverlapNorLeaveGapsOrBreakAlignment) {
   }
 }
 
+TEST(StepLayout, PiecesAreAllGatheredRowsOnceInOrder) {
+  std::mt19937_64 random(5);
+  int in_pieces = 0;
+  for (int round = 0; round < 500; ++round) {
+    SoftmaxSpec spec = Spec();
+    spec.kv = random() % 2 == 0 ? DType::kBF16 : DType::kF32;
+    spec.window = random() % 3 == 0 ? 1 + static_cast<int>(random() % 300) : 0;
+    StepLayout layout, whole;
+    layout.piece_bytes = 1 + static_cast<int64_t>(random() % (1 << (4 + random() % 14)));
+    for (StepLayout* const to : {&layout, &whole})
+      for (int entry = 0; entry < 3; ++entry)
+        to->Add(entry, 0, {entry % 2, 3}, {}, 100 + 90 * entry, 20, spec, {.attend_end = 0, .gather_begin = 7});
+    layout.Finish(spec);
+    whole.Finish(spec);
+    EXPECT_EQ(layout.gather_bytes, whole.gather_bytes);
+    if (layout.gather_bytes <= layout.piece_bytes) {
+      EXPECT_EQ(layout.pieces, 0);
+      EXPECT_EQ(layout.partial_bytes, whole.partial_bytes);
+      continue;
+    }
+    ++in_pieces;
+    EXPECT_LE(layout.partial_bytes, whole.partial_bytes - whole.gather_bytes);
+    size_t item = 0;
+    Position at = layout.items[0].gather_first;
+    int64_t largest = 0;
+    for (int p = 0; p < layout.pieces; ++p) {
+      const StepLayout::Piece piece = layout.PieceAt(p, spec);
+      if (at == layout.items[item].gather_first + layout.items[item].gather_count)
+        at = layout.items[++item].gather_first;
+      ASSERT_EQ(piece.item, &layout.items[item]);
+      ASSERT_EQ(piece.tokens.begin, at);
+      ASSERT_GT(piece.tokens.end, at);
+      const int64_t head_rows = (piece.tokens.end - at) * piece.item->kv_heads.size();
+      const auto element = static_cast<int64_t>(SizeOf(spec.kv));
+      EXPECT_EQ(piece.value_offset, head_rows * spec.key_dim * element);
+      EXPECT_EQ(piece.bytes, head_rows * (spec.key_dim + spec.value_dim) * element);
+      EXPECT_TRUE(piece.bytes <= layout.piece_bytes || piece.tokens.end - at == 1) << "one token is the least";
+      largest = std::max(largest, piece.bytes);
+      at = piece.tokens.end;
+    }
+    EXPECT_EQ(item, layout.items.size() - 1);
+    EXPECT_EQ(at, layout.items[item].gather_first + layout.items[item].gather_count);
+    EXPECT_EQ(layout.largest_piece, largest);
+  }
+  EXPECT_GT(in_pieces, 100);
+}
+
 }  // namespace
 }  // namespace dovetail::proto

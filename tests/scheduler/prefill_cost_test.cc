@@ -42,8 +42,7 @@ struct Worker {
     Position gather_begin = proto::kOpenEnd;
     const Position missing = scratch.FirstMissing(sequence, step.ctx_len, step.ctx_len);
     part = nullptr;
-    if (step.exchange == PrefixExchange::kGather && missing < step.ctx_len &&
-        proto::MayGather(table, missing, step.ctx_len)) {
+    if (step.exchange == PrefixExchange::kGather && missing < step.ctx_len) {
       part = scratch.BeginGathering(
           sequence, {.from = step.ctx_len, .ctx_len = step.ctx_len, .q_len = tokens, .more = !step.last});
       if (part != nullptr) gather_begin = missing;
@@ -63,6 +62,29 @@ struct Worker {
     return traffic;
   }
 };
+
+// A small rest of a long prompt, whose K and V are on attention workers: however many bytes that is, they come, for the
+// rest would keep those busy far longer.
+TEST(PrefillCost, AllThatTheScratchHasRoomForIsGathered) {
+  const proto::SoftmaxSpec spec{.query_heads = 32, .kv_heads = 8, .key_dim = 128, .value_dim = 128, .scale = 1};
+  const auto table = *proto::AttentionTable::Build({spec, spec});
+  PromptStep step{.ctx_len = 126784, .tokens = 1216, .exchange = PrefixExchange::kGather, .last = true};
+  const StepWork work = WorkOf(table, step);
+  EXPECT_EQ(work.exchange, PrefixExchange::kGather);
+  EXPECT_EQ(work.traffic.gathered_bytes, int64_t{2} * 126784 * 8 * 256 * 2);
+  EXPECT_EQ(work.asked_flops, 0);
+  const auto rank = [&](uint32_t blocks) {
+    return WorkOf(table, {.ctx_len = 126848,
+                          .base = 126784,
+                          .tokens = 576,
+                          .exchange = PrefixExchange::kGatherDirect,
+                          .scratch_blocks = blocks,
+                          .last = true});
+  };
+  EXPECT_EQ(rank(UINT32_MAX).asked_flops, 0);
+  EXPECT_EQ(rank(UINT32_MAX).traffic.gathered_bytes, int64_t{2} * 126784 * 8 * 256 * 2);
+  EXPECT_GT(rank(1000).asked_flops, 0) << "no room";
+}
 
 TEST(PrefillCost, BytesAndScratchAreThoseOfAComputeWorker) {
   const proto::AttentionTable table = Table();
