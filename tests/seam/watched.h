@@ -151,6 +151,9 @@ class WatchedAttention final : public attention::AttentionBackend {
     }
     return backend_->AppendAndFinish(id, op, key_value);
   }
+  absl::StatusOr<transport::LentBytes> GiveRows(MicroBatchId id, int op, int piece) override {
+    return backend_->GiveRows(id, op, piece);
+  }
   absl::Status Launch(MicroBatchId id) override {
     monitor_.Launches(KeyOf(id), node_);
     return backend_->Launch(id);
