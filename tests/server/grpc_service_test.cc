@@ -176,21 +176,6 @@ TEST(GrpcService, LoadsHaveTheTokensThatTheEngineHasNotBegun) {
   EXPECT_EQ(waiting(), 0);
 }
 
-// `begins` is called when a grammar is compiled, on the thread that does.
-std::shared_ptr<ServedModel> ModelWithGrammars(std::function<void()> begins = [] {}) {
-  auto served = TestModel();
-  served->grammars = std::make_shared<grammar::GrammarEngine>(
-      [tokenizer = served->tokenizer, begins]() -> absl::StatusOr<std::vector<std::string>> {
-        begins();
-        std::vector<std::string> texts(tokenizer->vocab_size());
-        for (TokenId id = 0; id < tokenizer->vocab_size(); ++id)
-          if (!tokenizer->IsSpecial(id)) texts[id] = tokenizer->TokenText(id);
-        return texts;
-      },
-      served->vocab_size);
-  return served;
-}
-
 grpc::Status Generate(Client& client, const std::function<void(pb::SamplingParams&)>& constrain) {
   pb::GenerateRequest request;
   request.set_text("hi");

@@ -1,5 +1,7 @@
 #include "tests/server/test_model.h"
 
+#include <utility>
+
 #include "base/check.h"
 #include "model/tokenizer/byte_level.h"
 #include "model/tokenizer/tokenizer.h"
@@ -48,6 +50,20 @@ std::shared_ptr<ServedModel> TestModel(int max_model_len, const std::vector<std:
   served->hidden_size = 4;
   served->end_token_ids = {kEos};
   served->created = 1700000000;
+  return served;
+}
+
+std::shared_ptr<ServedModel> ModelWithGrammars(std::function<void()> begins, int max_model_len) {
+  auto served = TestModel(max_model_len);
+  served->grammars = std::make_shared<grammar::GrammarEngine>(
+      [tokenizer = served->tokenizer, begins = std::move(begins)]() -> absl::StatusOr<std::vector<std::string>> {
+        begins();
+        std::vector<std::string> texts(tokenizer->vocab_size());
+        for (TokenId id = 0; id < tokenizer->vocab_size(); ++id)
+          if (!tokenizer->IsSpecial(id)) texts[id] = tokenizer->TokenText(id);
+        return texts;
+      },
+      served->vocab_size);
   return served;
 }
 

@@ -24,16 +24,7 @@ constexpr char kWeather[] =
         "properties":{"city":{"type":"string"}},"required":["city"]}}})";
 
 std::shared_ptr<ServedModel> Model() {
-  auto served = TestModel(/*max_model_len=*/8192);
-  served->grammars = std::make_shared<grammar::GrammarEngine>(
-      [tokenizer = served->tokenizer]() -> absl::StatusOr<std::vector<std::string>> {
-        std::vector<std::string> texts(tokenizer->vocab_size());
-        for (TokenId id = 0; id < tokenizer->vocab_size(); ++id)
-          if (!tokenizer->IsSpecial(id)) texts[id] = tokenizer->TokenText(id);
-        return texts;
-      },
-      served->vocab_size);
-  return served;
+  return ModelWithGrammars([] {}, /*max_model_len=*/8192);
 }
 
 absl::StatusOr<PreparedGeneration> Ask(const ServedModel& model, const std::string& fields,
