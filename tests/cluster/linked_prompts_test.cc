@@ -148,7 +148,7 @@ TEST_F(LinkedPrompts, BesideDecodesHaveTheLogitsOfOneGpuAndSoHaveThose) {
     ExpectTheSame("with decodes", Tokens(333, 9), 333);
     for (size_t i = 0; i < decodes.size(); ++i) {
       ASSERT_TRUE(linked_->UntilTheEndOf(decodes[i]));
-      ExpectOfOneGpu("decodes beside it", decodes[i], prompts[i], 0, 24);
+      ExpectOfOneGpu("decodes with it", decodes[i], prompts[i], 0, 24);
     }
     EXPECT_GE(linked_->prompt_tokens_here(), 333u);
     ExpectNothingThroughHosts();
