@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "compute_worker/cpu/cpu_dense.h"
 #include "compute_worker/prompt_scratch_size.h"
+#include "compute_worker/tuned_options.h"
 #include "proto/gather_frames.h"
 #include "proto/rank_frames.h"
 #include "proto/trace_frame.h"
@@ -18,34 +19,6 @@ constexpr size_t kWaitsKept = 63;
 constexpr absl::Duration kLeastPatience = absl::Milliseconds(100);
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // before anything is usual
 constexpr int kUsualWaits = 5;
-
-constexpr int64_t kMostStateBytes = int64_t{512} << 20;
-constexpr int64_t kMostStateSlots = 64;
-
-// Those that a worker asks its device for: `options`, with what is said of prompts.
-ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuning& tuning,
-                           const proto::AttentionTable& table) {
-  options.prompt_tokens = tuning.prompt_tokens;
-  options.gather_piece_bytes = tuning.gather_piece_bytes;
-  options.hand_over_at_end = tuning.hand_over_at_end;
-  options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
-  if (tuning.dense != nullptr) {
-    // Unless it is asked for, prompts of steps between GPUs are attended where the blocks are: both GPUs work then.
-    const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes;
-    const bool elsewhere = tuning.shared_gpu != nullptr || linked;
-    options.prompt_blocks =
-        elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
-    options.rank_rows = options.prompt_blocks > 0;
-    options.rank_rows_on_device = tuning.rank_rows_on_device;
-    return options;
-  }
-  options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
-  options.linear_prompts = tuning.linear_prompts;
-  options.rank_rows = options.rank_ring = options.rank_switch = true;
-  const int64_t slot_bytes = PromptStates::SlotBytes(table);
-  options.state_slots = slot_bytes == 0 ? 0 : static_cast<int>(std::min(kMostStateSlots, kMostStateBytes / slot_bytes));
-  return options;
-}
 
 // What is done for a step that has ended, too.
 bool IsOfEndedStep(const Action& action) {
@@ -440,6 +413,7 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
   if (const auto times = dense_->TimesOf(id); times.has_value()) {
     timer.dense = times->busy;
     timer.prompts = times->prompts;
+    timer.linear = times->linear;
     timer.waiting = times->waited;
     if (times->attention) {
       timer.attention = *times->attention;

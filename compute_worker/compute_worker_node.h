@@ -29,11 +29,11 @@ struct ComputeWorkerTuning {
   std::optional<uint64_t> prompt_scratch_bytes;
   int64_t gather_piece_bytes = kGatherPieceBytes;  // ComputeWorkerOptions; fewer are for tests
   int prompt_tokens = 16;                          // new tokens from which on an entry is attended here
-  bool linear_prompts = true;     // the linear layers of such entries run here, and their states cross; on a CPU
-  int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
-  bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
-  Trace* trace = nullptr;         // what is done when; outlives the worker
-  SpanSink* spans = nullptr;      // the same for sequences of sampled traces; outlives the worker
+  bool linear_prompts = true;                      // the linear layers of such entries run here, and their states cross
+  int key_values_in_flight = 4;                    // ops of k and v that an attention worker may owe an answer, 2..64
+  bool hand_over_at_end = false;                   // all k and v of a prompt's step go when its layers are done
+  Trace* trace = nullptr;                          // what is done when; outlives the worker
+  SpanSink* spans = nullptr;                       // the same for sequences of sampled traces; outlives the worker
   // Where the dense layers run, if not on the CPU; outlives the worker.
   const DenseBackendFactory* dense = nullptr;
   // With an attention worker of this process and GPU, which then attends prompts, too; outlives the worker.

@@ -115,12 +115,11 @@ class DenseBackend {
   virtual void SetTurns(TurnChoice::Policy) {}
 
   // Of a step that exchanged layers from GPU to GPU, or attended prompts on the GPU, after Sample: how long the GPU was
-  // busy with it, but for attention to prompts, how long with that, and how long it waited for attention workers and
-  // for rows of other ranks. Where their GPUs said so, how long those were busy. What it waited for its turn on the GPU
-  // is in none of them.
-  // Nothing where times were not measured.
+  // busy with it, but for attention to prompts, how long with that (`linear` of it in linear layers), and how long it
+  // waited for attention workers and for rows of other ranks. Where their GPUs said so, how long those were busy. What
+  // it waited for its turn on the GPU is in none of them. Nothing where times were not measured.
   struct GpuTimes {
-    absl::Duration busy, prompts, waited;
+    absl::Duration busy, prompts, waited, linear;
     std::optional<absl::Duration> attention;
   };
   virtual std::optional<GpuTimes> TimesOf(MicroBatchId) const { return std::nullopt; }
@@ -143,6 +142,11 @@ class DenseBackendFactory {
   virtual uint32_t PromptBlocks(const proto::AttentionTable&, int /*max_step_tokens*/,
                                 std::optional<uint64_t> /*bytes*/) const {
     return 0;
+  }
+  // Whether the linear layers of prompts run there (ComputeWorkerOptions::linear_prompts). kUnimplemented,
+  // kInvalidArgument: which do not, or why.
+  virtual absl::Status RunsLinearPrompts(const proto::AttentionTable&) const {
+    return absl::UnimplementedError("this device runs no linear layers of prompts");
   }
   // `shared_gpu`: null unless steps may cross the seam on it; outlives the backend.
   // kResourceExhausted when what the largest step needs does not fit: it is taken here.

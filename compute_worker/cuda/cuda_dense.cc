@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "kernels/cuda/products/cuda_gemm.h"
 #include "kernels/cuda/rows/row_ops.h"
 
@@ -84,8 +85,11 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
     }
     DT_ASSIGN_OR_RETURN(prompts_, CudaPromptAttention::Create(device, stream_, table_, options, rank_rows_.get()));
   }
+  if (options.linear_prompts) {
+    DT_ASSIGN_OR_RETURN(states_, CudaPromptStates::Create(device, stream_, table_, options.micro_batches));
+  }
   DT_ASSIGN_OR_RETURN(through_hosts_, CudaHostCrossing::Create(table_, device, shared_, options.micro_batches,
-                                                               prompts_.get(), rank_rows_.get()));
+                                                               prompts_.get(), states_.get(), rank_rows_.get()));
   if (shared_gpu != nullptr) on_one_gpu_ = std::make_unique<CudaOneGpuCrossing>(table_, *shared_gpu, shared_);
   // Experts have one scratch, products of weights in few bits another.
   CudaPeerCrossing::MakeLane make_lane;
@@ -494,6 +498,14 @@ absl::StatusOr<bool> CudaDense::PayloadsReady(MicroBatchId id, int op) {
 absl::StatusOr<bool> CudaDense::RankRowsReady(MicroBatchId id, int op) {
   const MicroBatch& batch = micro_batches_[id.value()];
   return batch.crossing->RankRowsReady(op, batch);
+}
+
+std::vector<std::byte> CudaDense::TakeRankState(MicroBatchId id) {
+  if (states_ == nullptr) return {};
+  absl::StatusOr<std::vector<std::byte>> state = states_->TakeRankState(id);
+  if (state.ok()) return *std::move(state);
+  LogError("compute worker: the state for the next rank: ", std::string(state.status().message()));
+  return {};  // which is refused there; the device is lost
 }
 
 absl::StatusOr<transport::LentBytes> CudaDense::RankRows(MicroBatchId id, int op, int64_t first_row) {

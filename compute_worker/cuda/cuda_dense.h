@@ -10,6 +10,7 @@
 #include "compute_worker/cuda/cuda_one_gpu_crossing.h"
 #include "compute_worker/cuda/cuda_peer_crossing.h"
 #include "compute_worker/cuda/cuda_prompt_attention.h"
+#include "compute_worker/cuda/cuda_prompt_states.h"
 #include "compute_worker/cuda/cuda_rank_rows.h"
 #include "kernels/cuda/products/cuda_product.h"
 #include "kernels/cuda/rows/row_ops.h"
@@ -44,6 +45,7 @@ class CudaDense final : public DenseBackend {
                                                  int op) override;
   absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                     int op) override;
+  std::vector<std::byte> TakeRankState(MicroBatchId id) override;
   absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId id, int op, int64_t first_row) override;
   absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) override;
   absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override;
@@ -123,6 +125,7 @@ class CudaDense final : public DenseBackend {
   Lane shared_;
   std::unique_ptr<CudaRankRows> rank_rows_;       // null: prompts are not divided among ranks that give each other rows
   std::unique_ptr<CudaPromptAttention> prompts_;  // null: attention workers attend them
+  std::unique_ptr<CudaPromptStates> states_;      // null: they run the linear layers of prompts
   // The ways across the seam.
   std::unique_ptr<CudaHostCrossing> through_hosts_;
   std::unique_ptr<CudaOneGpuCrossing> on_one_gpu_;  // null: no attention worker of this process has this GPU

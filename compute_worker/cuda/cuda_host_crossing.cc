@@ -20,24 +20,24 @@ constexpr int kLooksPerCheck = 1024;  // about a millisecond between two looks a
 
 CudaHostCrossing::CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device,
                                    CudaLane& lane, int micro_batches, CudaPromptAttention* prompts,
-                                   CudaRankRows* rank_rows)
+                                   CudaPromptStates* states, CudaRankRows* rank_rows)
     : table_(table),
       device_(device),
       pinned_(device),
       lane_(lane),
       prompts_(prompts),
+      states_(states),
       rank_rows_(rank_rows),
       steps_(micro_batches) {
   for (Step& step : steps_) step.wire = std::make_unique<StepWire>(pinned_, table_, StepWire::Join::kElsewhere);
 }
 
-absl::StatusOr<std::unique_ptr<CudaHostCrossing>> CudaHostCrossing::Create(const proto::AttentionTable& table,
-                                                                           kernels::cuda::CudaDevice& device,
-                                                                           CudaLane& lane, int micro_batches,
-                                                                           CudaPromptAttention* prompts,
-                                                                           CudaRankRows* rank_rows) {
-  std::unique_ptr<CudaHostCrossing> made(new CudaHostCrossing(table, device, lane, micro_batches, prompts, rank_rows));
-  if (prompts != nullptr) {
+absl::StatusOr<std::unique_ptr<CudaHostCrossing>> CudaHostCrossing::Create(
+    const proto::AttentionTable& table, kernels::cuda::CudaDevice& device, CudaLane& lane, int micro_batches,
+    CudaPromptAttention* prompts, CudaPromptStates* states, CudaRankRows* rank_rows) {
+  std::unique_ptr<CudaHostCrossing> made(
+      new CudaHostCrossing(table, device, lane, micro_batches, prompts, states, rank_rows));
+  if (prompts != nullptr || states != nullptr) {
     DT_ASSIGN_OR_RETURN(made->copies_, device.CreateCudaStream());
   }
   for (Step& step : made->steps_) {
@@ -66,7 +66,9 @@ absl::Status CudaHostCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& b
     if (copies_ != nullptr) DT_RETURN_IF_ERROR(copies_->SynchronizeStatus());
   }
   step.under_way = true;
-  step.streams = prompts_ != nullptr && !core.PromptsOf(batch.id).empty();
+  step.attends = prompts_ != nullptr && !core.PromptsOf(batch.id).empty();
+  step.runs_states = states_ != nullptr && !core.StatesOf(batch.id).empty();
+  step.streams = step.attends || step.runs_states;
   step.stores = step.host != nullptr && !step.streams && batch.rows <= HostStores::kMostRows;
   step.looks = 0;
   DT_RETURN_IF_ERROR(step.wire->Prepare(core, batch.id));
@@ -86,7 +88,8 @@ absl::Status CudaHostCrossing::BeginStreaming(const ComputeWorkerCore& core, Cud
   }
   step.last_op.reset();
   FindRows(core, batch.id, step);
-  DT_RETURN_IF_ERROR(prompts_->Prepare(core, batch));
+  if (step.attends) DT_RETURN_IF_ERROR(prompts_->Prepare(core, batch));
+  if (step.runs_states) DT_RETURN_IF_ERROR(states_->Prepare(core, batch, *step.wire));
   return step.times->Begin(batch.stream());
 }
 
@@ -141,18 +144,24 @@ absl::Status CudaHostCrossing::CopyOut(int op, CudaBatch& batch, CudaStream& str
   const LayerGroup group = table_.op_group[op];
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   const int64_t query = int64_t{spec.query_heads} * spec.key_dim * kElement;
-  const size_t key = batch.rows * spec.kv_heads * spec.key_dim * kElement;
-  const size_t value = batch.rows * spec.kv_heads * spec.value_dim * kElement;
-  std::vector<Rows> whole = {{0, batch.rows}};
+  const int64_t key = int64_t{spec.kv_heads} * spec.key_dim * kElement;
+  const int64_t value = int64_t{spec.kv_heads} * spec.value_dim * kElement;
+  const int64_t gates = int64_t{spec.kv_heads} * spec.gates * static_cast<int64_t>(sizeof(float));
+  const std::byte* const keys = batch.key_value->data();
+  const std::vector<Rows> whole = {{0, batch.rows}};
+  const auto copy = [&](std::byte* to, const std::byte* from, const Rows& rows, int64_t row_bytes) {
+    return stream.Copy(to + rows.first * row_bytes, from + rows.first * row_bytes, rows.count * row_bytes);
+  };
   for (const Rows& rows : step.streams ? step.asked[group.value()] : whole)
-    DT_RETURN_IF_ERROR(stream.Copy(step.wire->query() + rows.first * query, batch.query->data() + rows.first * query,
-                                   rows.count * query));
-  DT_RETURN_IF_ERROR(stream.Copy(step.wire->key(op), batch.key_value->data(), key));
-  DT_RETURN_IF_ERROR(stream.Copy(step.wire->value(op), batch.key_value->data() + key, value));
-  if (spec.gates > 0)
-    DT_RETURN_IF_ERROR(stream.Copy(step.wire->gates(op),
-                                   batch.key_value->data() + CudaHybrid::GatesAt(spec, batch.rows),
-                                   CudaHybrid::GateBytes(spec, batch.rows)));
+    DT_RETURN_IF_ERROR(copy(step.wire->query(), batch.query->data(), rows, query));
+  const bool states = table_.linear(group) != nullptr && step.runs_states;  // then no tokens of prompts leave
+  for (const Rows& rows : states ? step.asked[group.value()] : whole) {
+    DT_RETURN_IF_ERROR(copy(step.wire->key(op), keys, rows, key));
+    DT_RETURN_IF_ERROR(copy(step.wire->value(op), keys + batch.rows * key, rows, value));
+    if (spec.gates > 0)
+      DT_RETURN_IF_ERROR(copy(reinterpret_cast<std::byte*>(step.wire->gates(op)),
+                              keys + CudaHybrid::GatesAt(spec, batch.rows), rows, gates));
+  }
   return absl::OkStatus();
 }
 
@@ -203,7 +212,12 @@ absl::StatusOr<bool> CudaHostCrossing::RankRowsReady(int op, const CudaBatch& ba
 absl::Status CudaHostCrossing::AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
   DT_RETURN_IF_ERROR(step.times->Attends(op, batch.stream()));
-  DT_RETURN_IF_ERROR(prompts_->Attend(core, op, batch));
+  if (table_.linear(table_.op_group[op]) == nullptr) {
+    DT_RETURN_IF_ERROR(prompts_->Attend(core, op, batch));
+    return step.times->Attended(op, batch.stream());
+  }
+  DT_RETURN_IF_ERROR(states_->Run(core, op, batch, *step.wire, *copies_));
+  DT_RETURN_IF_ERROR(copies_->Record(step.copied_of_slot[op % step.copied_of_slot.size()]));
   return step.times->Attended(op, batch.stream());
 }
 
@@ -247,23 +261,26 @@ absl::StatusOr<const void*> CudaHostCrossing::Arrive(int op, const std::vector<W
   Step& step = steps_[batch.id.value()];
   const LayerGroup group = table_.op_group[op];
   const proto::SoftmaxSpec& spec = table_.softmax(group);
-  const bool attended_here = step.streams && table_.linear(group) == nullptr;
-  std::byte* const o = attended_here ? prompts_->attended(batch) : batch.lane->attended->data();
+  const bool linear = table_.linear(group) != nullptr, attended_here = AttendsHere(step, op);
+  std::byte* const o = !attended_here ? batch.lane->attended->data()
+                       : linear       ? states_->attended(batch)
+                                      : prompts_->attended(batch);
+  const std::vector<Rows> whole = {{0, batch.rows}};
+  const std::vector<Rows>& elsewhere = !attended_here ? whole : linear ? step.asked[group.value()] : step.elsewhere;
   const int64_t row_bytes = int64_t{spec.query_heads} * spec.value_dim * kElement;
-  if (attended_here) DT_RETURN_IF_ERROR(step.times->GoesOn(op, batch.stream()));
-  if (!attended_here || !step.elsewhere.empty()) {
+  if (attended_here) DT_RETURN_IF_ERROR(step.times->GoesOn(op, batch.stream(), linear));
+  if (!elsewhere.empty()) {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
                         step.wire->JoinPartials(parts, op, kernels::ContextOf(batch.stream())));
     if (Stores(step, op)) {
       DT_RETURN_IF_ERROR(step.host->Fetch(batch.stream(), joined, batch.rows, row_bytes, o));
       return o;
     }
-    const std::vector<Rows> whole = {{0, batch.rows}};
-    for (const Rows& rows : attended_here ? step.elsewhere : whole)
+    for (const Rows& rows : elsewhere)
       DT_RETURN_IF_ERROR(
           batch.stream().Copy(o + rows.first * row_bytes, joined + rows.first * row_bytes, rows.count * row_bytes));
   }
-  if (attended_here) DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));
+  if (attended_here && !linear) DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));
   return o;
 }
 
@@ -278,7 +295,7 @@ absl::Status CudaHostCrossing::Ended(MicroBatchId id, StepId, const absl::Status
   DT_RETURN_IF_ERROR(drawn);
   if (step.streams) {
     DT_RETURN_IF_ERROR(step.times->Await());
-    prompts_->Ended(id);
+    if (step.attends) prompts_->Ended(id);
   }
   step.under_way = false;
   return absl::OkStatus();

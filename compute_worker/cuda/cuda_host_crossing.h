@@ -5,6 +5,7 @@
 
 #include "compute_worker/cuda/cuda_crossing.h"
 #include "compute_worker/cuda/cuda_prompt_attention.h"
+#include "compute_worker/cuda/cuda_prompt_states.h"
 #include "compute_worker/cuda/cuda_rank_rows.h"
 #include "compute_worker/cuda/host_stores.h"
 #include "compute_worker/cuda/prompt_step_times.h"
@@ -18,14 +19,15 @@ namespace dovetail::compute {
 // In a step of decodes, kernels store them there themselves, and fetch what comes back (HostStores); the host waits for
 // no step but its own micro-batch's. In a step with prompts that are attended here they are copied by the copy engine,
 // in a stream of its own, while the layers go on. What attention workers give for a prompt's rows is joined on the GPU.
-// A linear op, and one of a step that has more rows than HostStores takes, waits for its copies.
+// The states that linear layers of such prompts leave are copied in the same stream. In other steps a linear op, and
+// one of a step that has more rows than HostStores takes, waits for its copies.
 class CudaHostCrossing final : public CudaCrossing {
  public:
-  // All outlive it; `prompts` and `rank_rows` may be null.
+  // All outlive it; `prompts`, `states` and `rank_rows` may be null.
   static absl::StatusOr<std::unique_ptr<CudaHostCrossing>> Create(const proto::AttentionTable& table,
                                                                   kernels::cuda::CudaDevice& device, CudaLane& lane,
                                                                   int micro_batches, CudaPromptAttention* prompts,
-                                                                  CudaRankRows* rank_rows);
+                                                                  CudaPromptStates* states, CudaRankRows* rank_rows);
   ~CudaHostCrossing() override;
 
   absl::Status Use(const exchange::Seam& seam, CudaBatch& batch) override;
@@ -62,6 +64,8 @@ class CudaHostCrossing final : public CudaCrossing {
     mutable int looks = 0;  // at what they have stored
     // Of steps with prompts.
     bool streams = false;
+    bool attends = false;                                  // in softmax ops, prompts here
+    bool runs_states = false;                              // in linear ops, prompts here
     std::vector<kernels::cuda::CudaEvent> copied_of_slot;  // their copies are: by op, modulo the ops that are in flight
     std::vector<kernels::cuda::CudaEvent> given_of_slot;   // likewise: what goes to other ranks is
     std::optional<int> last_op;                            // that left
@@ -71,7 +75,7 @@ class CudaHostCrossing final : public CudaCrossing {
   };
 
   CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device, CudaLane& lane,
-                   int micro_batches, CudaPromptAttention* prompts, CudaRankRows* rank_rows);
+                   int micro_batches, CudaPromptAttention* prompts, CudaPromptStates* states, CudaRankRows* rank_rows);
   absl::Status BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step);
   void FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const;
   // Kernels store the op's q, k and v into host memory.
@@ -89,7 +93,13 @@ class CudaHostCrossing final : public CudaCrossing {
   kernels::cuda::CudaDevice& device_;
   kernels::cuda::PinnedHost pinned_;
   CudaLane& lane_;
+  // The op's prompts are attended here, so that their rows of o are made here.
+  bool AttendsHere(const Step& step, int op) const {
+    return table_.linear(table_.op_group[op]) != nullptr ? step.runs_states : step.attends;
+  }
+
   CudaPromptAttention* const prompts_;
+  CudaPromptStates* const states_;
   CudaRankRows* const rank_rows_;
   std::unique_ptr<kernels::cuda::CudaStream> copies_;  // null without prompts
   std::vector<Step> steps_;                            // by micro-batch

@@ -32,10 +32,6 @@ int64_t CudaHybrid::GatesAt(const proto::SoftmaxSpec& spec, int64_t rows) {
   return (rows * spec.kv_heads * (spec.key_dim + spec.value_dim) * kElement + 3) / 4 * 4;
 }
 
-int64_t CudaHybrid::GateBytes(const proto::SoftmaxSpec& spec, int64_t rows) {
-  return rows * spec.kv_heads * spec.gates * static_cast<int64_t>(sizeof(float));
-}
-
 absl::StatusOr<std::unique_ptr<CudaHybrid>> CudaHybrid::Create(
     kernels::cuda::CudaDevice& device, const model::LoadedModel& model, const proto::AttentionTable& table,
     std::vector<const CudaHybridWeights*> weights, kernels::cuda::CudaStream& stream,

@@ -38,9 +38,8 @@ class CudaHybrid {
   // `query`, k, v and gates to `key_value`, as the payloads of whole sequences lie.
   absl::Status StateHeads(int micro_batch, size_t index, const CudaProjection& qkv, int64_t rows, std::byte* query,
                           std::byte* key_value);
-  // Where a linear op's gates begin in its key_value tensor, and how many bytes they take.
+  // Where a linear op's gates begin in its key_value tensor, [rows, heads, gates] f32.
   static int64_t GatesAt(const proto::SoftmaxSpec& spec, int64_t rows);
-  static int64_t GateBytes(const proto::SoftmaxSpec& spec, int64_t rows);
 
   // Step `index` with latent keys and values: rows of [q | k | v] to `qkv`, from h.
   absl::Status LatentHeads(size_t index, const CudaProjection& q, const void* h, int64_t rows, std::byte* qkv);

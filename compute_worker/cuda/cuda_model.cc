@@ -10,6 +10,7 @@
 
 #include "compute_worker/cuda/cuda_dense.h"
 #include "compute_worker/cuda/cuda_prompt_attention.h"
+#include "compute_worker/cuda/cuda_prompt_states.h"
 #include "compute_worker/prompt_scratch_size.h"
 #include "kernels/cuda/rows/row_ops.h"
 #include "model/formats/dequantize.h"
@@ -393,6 +394,10 @@ uint32_t CudaModel::PromptBlocks(const proto::AttentionTable& table, int max_ste
     bytes = memory.ok() ? memory->free_bytes / kFreeBytesOfPrompts : 0;
   }
   return PromptScratchBlocks(table, max_step_tokens, bytes);
+}
+
+absl::Status CudaModel::RunsLinearPrompts(const proto::AttentionTable& table) const {
+  return CudaPromptStates::Takes(device_, table);
 }
 
 absl::StatusOr<std::unique_ptr<DenseBackend>> CudaModel::Create(const proto::AttentionTable& table,

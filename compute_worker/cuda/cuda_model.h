@@ -56,6 +56,7 @@ class CudaModel final : public DenseBackendFactory {
 
   uint32_t PromptBlocks(const proto::AttentionTable& table, int max_step_tokens,
                         std::optional<uint64_t> bytes) const override;
+  absl::Status RunsLinearPrompts(const proto::AttentionTable& table) const override;
   absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const proto::AttentionTable& table,
                                                        const ComputeWorkerOptions& options,
                                                        exchange::SharedGpu* shared_gpu) const override;

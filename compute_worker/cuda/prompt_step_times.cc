@@ -28,8 +28,9 @@ absl::Status PromptStepTimes::Attends(int op, CudaStream& stream) { return strea
 
 absl::Status PromptStepTimes::Attended(int op, CudaStream& stream) { return stream.Record(ops_[op].attended); }
 
-absl::Status PromptStepTimes::GoesOn(int op, CudaStream& stream) {
+absl::Status PromptStepTimes::GoesOn(int op, CudaStream& stream, bool linear) {
   ops_[op].marked = true;
+  ops_[op].linear = linear;
   return stream.Record(ops_[op].goes_on);
 }
 
@@ -43,7 +44,7 @@ bool PromptStepTimes::Ended() const {
 }
 
 std::optional<DenseBackend::GpuTimes> PromptStepTimes::Sum() const {
-  double all = 0, prompts = 0, waited = 0;
+  double all = 0, prompts = 0, linear = 0, waited = 0;
   const auto add = [](double& to, const CudaEvent& from, const CudaEvent& until) {
     const absl::StatusOr<float> ms = until.MillisecondsSince(from);
     if (ms.ok()) to += *ms;
@@ -53,15 +54,16 @@ std::optional<DenseBackend::GpuTimes> PromptStepTimes::Sum() const {
   for (const Op& op : ops_) {
     if (!op.marked) continue;
     any = true;
-    if (!add(waited, op.left, op.attends) || !add(prompts, op.attends, op.attended) ||
+    if (!add(waited, op.left, op.attends) || !add(op.linear ? linear : prompts, op.attends, op.attended) ||
         !add(waited, op.attended, op.goes_on))
       return std::nullopt;
   }
   if (!any || !add(all, begun_, ended_)) return std::nullopt;
   DenseBackend::GpuTimes times;
-  times.busy = absl::Milliseconds(all - prompts - waited);
+  times.busy = absl::Milliseconds(all - prompts - linear - waited);
   times.waited = absl::Milliseconds(waited);
-  times.prompts = absl::Milliseconds(prompts);
+  times.prompts = absl::Milliseconds(prompts + linear);
+  times.linear = absl::Milliseconds(linear);
   return times;
 }
 

@@ -20,7 +20,8 @@ class PromptStepTimes {
   absl::Status Leaves(int op, kernels::cuda::CudaStream& stream);    // q, k and v are made
   absl::Status Attends(int op, kernels::cuda::CudaStream& stream);   // from here on
   absl::Status Attended(int op, kernels::cuda::CudaStream& stream);  // up to here
-  absl::Status GoesOn(int op, kernels::cuda::CudaStream& stream);    // the answers are there
+  // The answers are there. `linear`: what was attended were linear layers.
+  absl::Status GoesOn(int op, kernels::cuda::CudaStream& stream, bool linear = false);
   absl::Status End(kernels::cuda::CudaStream& stream);
 
   absl::Status Await() const;  // until the step has run; blocks the host
@@ -32,7 +33,7 @@ class PromptStepTimes {
  private:
   struct Op {
     kernels::cuda::CudaEvent left, attends, attended, goes_on;
-    bool marked = false;
+    bool marked = false, linear = false;
   };
   kernels::cuda::CudaEvent begun_, ended_;
   std::vector<Op> ops_;

@@ -11,6 +11,7 @@
 #include "kernels/cuda/sampling/sampling_launches.h"
 #include "kernels/cuda/state/layer_launches.h"
 #include "kernels/cuda/state/state_launches.h"
+#include "kernels/cuda/state/state_pack_launches.h"
 
 namespace dovetail::kernels::cuda {
 namespace {
@@ -73,6 +74,8 @@ constexpr Backend kBackend = {
     .state_decode = LaunchStateDecode,
     .state_chunk_prepare = LaunchStateChunkPrepare,
     .state_chunks = LaunchStateChunks,
+    .state_pack = LaunchStatePack,
+    .state_unpack = LaunchStateUnpack,
     .state_inputs = LaunchStateInputs,
     .state_gates = LaunchStateGates,
     .output_gate = LaunchOutputGate,

@@ -15,6 +15,7 @@
 #include "kernels/cuda/sampling/sampling_args.h"
 #include "kernels/cuda/state/layer_args.h"
 #include "kernels/cuda/state/state_args.h"
+#include "kernels/cuda/state/state_pack_args.h"
 
 namespace dovetail::kernels::cuda {
 
@@ -131,6 +132,8 @@ struct Backend {
   int (*state_decode)(const StateLaunch* launch, void* stream);
   int (*state_chunk_prepare)(const StateLaunch* launch, void* stream);
   int (*state_chunks)(const StateLaunch* launch, void* stream);
+  int (*state_pack)(const StatePackLaunch* launch, void* stream);
+  int (*state_unpack)(const StatePackLaunch* launch, void* stream);
   int (*state_inputs)(const StateInputsLaunch* launch, void* stream);
   int (*state_gates)(const StateGatesLaunch* launch, void* stream);
   int (*output_gate)(const OutputGateLaunch* launch, void* stream);

@@ -11,7 +11,7 @@ set(KERNELS_CUDA_SRCS
     cuda/runtime/cuda_device.cc cuda/runtime/cuda_library.cc cuda/runtime/enqueue.cc cuda/runtime/memory_pool.cc
     cuda/runtime/staged_upload.cc cuda/runtime/step_work.cc
     cuda/sampling/cuda_sampler.cc cuda/sampling/sample.cc
-    cuda/state/cuda_state.cc cuda/state/layer_ops.cc cuda/state/state_layout.cc)
+    cuda/state/cuda_state.cc cuda/state/layer_ops.cc cuda/state/state_layout.cc cuda/state/state_pack.cc)
 
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)
@@ -28,7 +28,7 @@ if(DOVETAIL_HAS_CUDA)
       cuda/sampling/sampling.cu
       cuda/state/layer_ops.cu cuda/state/state_append.cu cuda/state/state_chunk_prepare.cu
       cuda/state/state_chunk_prepare_vector.cu cuda/state/state_chunks.cu cuda/state/state_chunks_direct.cu
-      cuda/state/state_decode.cu)
+      cuda/state/state_decode.cu cuda/state/state_pack.cu)
   set(PEER_POINTER cuda/exchange/no_peer_pointer.cc)
   if(DOVETAIL_HAS_UCX_DEVICE)  # kernels that call UCX's device API
     set(DOVETAIL_CUDA_INCLUDES ${DOVETAIL_UCX_ROOT}/include)

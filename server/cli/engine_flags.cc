@@ -94,9 +94,11 @@ void AddLayerFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("SIZE")
       ->group("Disaggregation");
   command
-      .add_option("--linear-prompts", flags.linear_prompts,
-                  "Where linear-attention layers of prompts run: compute (workers; states cross, of a size that does "
-                  "not depend on the length), or attention (workers; tokens cross). Compute workers on GPUs: attention")
+      .add_option(
+          "--linear-prompts", flags.linear_prompts,
+          "Where linear-attention layers of prompts run: compute (workers; states cross, of a size that does "
+          "not depend on the length), or attention (workers; tokens cross). Always attention where a GPU has both "
+          "workers, and on GPUs before Hopper")
       ->check(OneOf({"compute", "attention"}))
       ->type_name("WHERE")
       ->group("Disaggregation");

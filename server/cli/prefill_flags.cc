@@ -37,15 +37,15 @@ absl::Status CheckPromptForRanks(const EngineFlags& flags, int64_t tokens) {
 
 namespace {
 
-absl::Status CheckChain(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu) {
+absl::Status CheckChain(const EngineFlags& flags, const proto::AttentionTable& table, bool cache_on_its_gpu) {
   if (!table.has_linear())
     return InvalidArgument(
         "--prefill-exchange chain: ranks hand on the states of linear layers, and this model has none; take plane or "
         "gather");
-  if (on_gpu)
+  if (cache_on_its_gpu)
     return InvalidArgument(
-        "--prefill-exchange chain: compute workers on GPUs run no linear layers of prompts; take plane, or --device "
-        "cpu");
+        "--prefill-exchange chain: the KV cache lies on the GPU of the compute worker, where linear layers of prompts "
+        "run over it without a copy; take plane, or another --attention-device");
   if (flags.linear_prompts != "compute")
     return InvalidArgument(
         "--prefill-exchange chain: the states are those of compute workers, and --linear-prompts attention runs linear "
@@ -75,14 +75,10 @@ absl::Status CheckSwitch(const EngineFlags& flags, const proto::AttentionTable& 
 
 absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu,
                                   bool cache_on_its_gpu) {
-  if (flags.prefill_exchange == "chain") return CheckChain(flags, table, on_gpu);
+  if (flags.prefill_exchange == "chain") return CheckChain(flags, table, cache_on_its_gpu);
   const bool switches = flags.prefill_exchange == "switch";
   const bool direct = switches || flags.prefill_exchange == "gather-direct" || flags.prefill_exchange == "ring";
   if (!direct && flags.prefill_exchange != "gather") return absl::OkStatus();
-  if (direct && on_gpu && table.has_linear() && flags.linear_prompts == "compute")
-    return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
-                           ": compute workers on GPUs run no linear layers of prompts, whose states they would "
-                           "hand on; take plane or gather, or --linear-prompts attention");
   if (on_gpu && flags.prefill_exchange == "ring")
     return InvalidArgument(
         "--prefill-exchange ring: K and V go round among compute workers on CPUs only; take gather-direct, or --device "

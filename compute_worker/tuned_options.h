@@ -1,0 +1,13 @@
+#pragma once
+#include "compute_worker/compute_worker_node.h"
+
+namespace dovetail::compute {
+
+// What a worker's core is told: `options`, with what its device does with prompts, as far as `tuning` lets it. On a GPU
+// that has an attention worker of this process, too, prompts are attended where the blocks are. So are those of steps
+// that may go from GPU to GPU, unless a scratch is asked for.
+//   Threads: pure but for how much memory the device has free
+ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuning& tuning,
+                           const proto::AttentionTable& table);
+
+}  // namespace dovetail::compute
