@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/kv_eight_bits.h"
+
 namespace dovetail::kernels {
 namespace {
 
@@ -36,17 +38,48 @@ void ScatterKey(const std::byte* k, int count, std::byte* out) {
   for (int i = 0; i < count; ++i) std::memcpy(out + i * 16 * sizeof(T), k + i * sizeof(T), sizeof(T));
 }
 
+void StoreScale(float scale, std::byte* out) {
+  const BF16 stored = ToBF16(scale);  // exact
+  std::memcpy(out, &stored, sizeof(stored));
+}
+
+void AppendE4M3(const KvBlockLayout& layout, std::span<const BF16> k, std::span<const BF16> v, int t,
+                std::byte* block) {
+  for (int i = 0; i < layout.key_dim; ++i) block[layout.key_offset(t, i)] = std::byte{ToE4M3(ToFloat(k[i]))};
+  std::byte* const out = block + layout.value_offset(t, 0);
+  for (int i = 0; i < layout.value_dim; ++i) out[i] = std::byte{ToE4M3(ToFloat(v[i]))};
+}
+
+void AppendInt8(const KvBlockLayout& layout, std::span<const BF16> k, std::span<const BF16> v, int t,
+                std::byte* block) {
+  int8_t codes[256];
+  const float key_scale = Int8ScaleOf(k), value_scale = Int8ScaleOf(v);
+  StoreScale(key_scale, block + layout.key_scale_offset(t));
+  StoreScale(value_scale, block + layout.value_scale_offset(t));
+  ToInt8(k, key_scale, codes);
+  ScatterKey<uint16_t>(reinterpret_cast<const std::byte*>(codes), layout.key_dim / 2, block + layout.key_offset(t, 0));
+  ToInt8(v, value_scale, codes);
+  std::byte* const out = block + layout.value_offset(t, 0);
+  for (int i = 0; i < layout.value_dim; ++i) out[2 * i] = static_cast<std::byte>(codes[i]);
+}
+
 void AppendRow(const KvBlockLayout& layout, const KvAppendItem& item, int64_t row, int head) {
   const int64_t position = item.first_position + row;
   const int t = static_cast<int>(position % kSegmentTokens);
   std::byte* block = item.blocks.block(head, static_cast<int32_t>(position / kSegmentTokens));
-  const size_t element = SizeOf(layout.dtype);
+  const size_t element = SizeOf(layout.dtype);  // of the rows
   const int64_t k_step = item.k_row_step != 0 ? item.k_row_step : int64_t{item.kv_heads} * layout.key_dim;
   const int64_t v_step = item.v_row_step != 0 ? item.v_row_step : int64_t{item.kv_heads} * layout.value_dim;
   const std::byte* k =
       static_cast<const std::byte*>(item.k) + (row * k_step + int64_t{head} * layout.key_dim) * element;
   const std::byte* v =
       static_cast<const std::byte*>(item.v) + (row * v_step + int64_t{head} * layout.value_dim) * element;
+  if (layout.eight_bits()) {
+    const std::span<const BF16> key(reinterpret_cast<const BF16*>(k), layout.key_dim);
+    const std::span<const BF16> value(reinterpret_cast<const BF16*>(v), layout.value_dim);
+    return layout.storage == KvStorage::kInt8 ? AppendInt8(layout, key, value, t, block)
+                                              : AppendE4M3(layout, key, value, t, block);
+  }
   std::byte* k_out = block + layout.key_offset(t, 0);
   if (layout.dtype == DType::kF16) {
     ScatterKey<uint16_t>(k, layout.key_dim, k_out);

@@ -262,8 +262,8 @@ void PagedAttention::Prepare(const Task& task, Tile& tile) const {
     const int row = (first + r) / group, head = task.kv_head * group + (first + r) % group;
     const int64_t at = row * q_step + int64_t{head} * shape_.key_dim;
     const std::byte* q = static_cast<const std::byte*>(item.q) + at * static_cast<int64_t>(SizeOf(shape_.dtype));
-    context_.table->prepare_query[static_cast<int>(shape_.dtype)](q, shape_.key_dim,
-                                                                  tile.prepared + r * shape_.key_dim * 4);
+    context_.table->prepare_query[AttentionIndex(shape_.dtype, shape_.storage)](q, shape_.key_dim,
+                                                                                tile.prepared + r * shape_.key_dim * 4);
     tile.stacks[r] = task.chunk < 0 ? RowStack(task.item, task.kv_head, first + r)
                                     : ChunkStack(task.item, task.kv_head, task.chunk, first + r);
     tile.visible[r] = VisibleTokens(item.first_position + row, shape_.window, item.token_begin, item.token_end);
@@ -315,7 +315,7 @@ void PagedAttention::RunTask(const Task& task) {
     work.keys = blocks.block(task.kv_head, segment);
     work.values = work.keys + value_offset;
     work.next_keys = segment + 1 < tile.range.end ? blocks.block(task.kv_head, segment + 1) : nullptr;
-    table.attend_segment[static_cast<int>(shape_.dtype)](work);
+    table.attend_segment[AttentionIndex(shape_.dtype, shape_.storage)](work);
     for (int i = 0; i < work.rows; ++i) tile.stacks[who[i]].Push({segment, 0}, table, work.value_stride);
   }
 }

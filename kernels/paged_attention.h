@@ -25,12 +25,13 @@ namespace dovetail::kernels {
 //   joins l once, at the end of the tree. An item of a token shard gets the maximal aligned
 //   subtrees of what each row sees, as f32 (merge_partials.h says how to join them). A row that
 //   sees nothing: no subtrees; in an item that holds everything, o = 0.
-// Keys arrive rotated: this op knows no position encoding. q, K, V and o have the same element
-// type.
+// Keys arrive rotated: this op knows no position encoding. q and o have the wire's type, and so have K and V, unless
+// their storage is of 8 bits. E4M3 gives the bits that bf16 blocks of the same values give. With int8, q is rounded to
+// 16 bits with one scale for the row and head, and the weights of a segment to 16 bits; sums over products are exact.
 //
 // Determinism: the bits of a row's output depend on its q, on the K and V it sees, on absolute
 // positions and on the ISA; never on other rows, q_rows, chunking, shards, the pool or how often
-// AttendComplete was called. Only bf16 differs between ISAs (ops_table.h).
+// AttendComplete was called. Only bf16 and E4M3 differ between ISAs (ops_table.h).
 //
 // Errors:  kInvalidArgument, naming the item and the field, before anything is written;
 // kResourceExhausted if the scratch is too small. Threads: runs on the caller and the pool, returns
@@ -47,8 +48,9 @@ struct AttentionShape {
   float scale = 0;
   int window = 0;  // 0: none
   DType dtype = DType::kBF16;
+  KvStorage storage = KvStorage::kAsSent;
 
-  KvBlockLayout layout() const { return {key_dim, value_dim, dtype}; }
+  KvBlockLayout layout() const { return {key_dim, value_dim, dtype, storage}; }
 };
 
 // One shard of one sequence in this step: some KV heads and the tokens [token_begin, token_end).

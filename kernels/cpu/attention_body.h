@@ -8,6 +8,7 @@
 #pragma once
 #include "kernels/cpu/ops_table.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_eight_bits.h"
 
 namespace dovetail::kernels::DT_ISA_NS {
 
@@ -37,18 +38,38 @@ struct ElementBF16 {
   static constexpr int kDimsPerStep = 2;
   static constexpr int kStepBytes = 64;
   static F32x16 LoadValues(const std::byte* p) { return LoadBF16(p); }
+#ifdef DT_ISA_AVX512
+  static __m512bh LoadKeys(const std::byte* p) { return (__m512bh)_mm512_loadu_si512(p); }
+#else
+  static void LoadKeys(const std::byte* p, F32x16& even, F32x16& odd) { LoadPairsBF16(p, even, odd); }
+#endif
+};
+// The same sums as of bf16: every code is a bf16.
+struct ElementE4M3 {
+  static constexpr int kBytes = 1;
+  static constexpr int kDimsPerStep = 2;
+  static constexpr int kStepBytes = 32;
+  static F32x16 LoadValues(const std::byte* p) { return LoadE4M3(p); }
+#ifdef DT_ISA_AVX512
+  static __m512bh LoadKeys(const std::byte* p) { return LoadE4M3Pairs(p); }
+#else
+  static void LoadKeys(const std::byte* p, F32x16& even, F32x16& odd) { LoadE4M3Pairs(p, even, odd); }
+#endif
 };
 
-// Asks for the share of a block of `bytes` that belongs to step i of `steps`. Blocks lie scattered,
-// so the hardware's prefetcher starts anew in each: the values are asked for while the keys are
-// read, and the next block's keys while the values are.
-DT_INLINE void PrefetchShare(const std::byte* block, int bytes, int i, int steps) {
-  const int lines = bytes / 64;
-  const int end = (i + 1) * lines / steps;
-  for (int line = i * lines / steps; line < end; ++line) {
-    _mm_prefetch(reinterpret_cast<const char*>(block) + line * 64, _MM_HINT_T0);
+// Asks for `bytes` of a block over `steps` steps. Blocks lie scattered, so the hardware's prefetcher starts anew in
+// each: the values are asked for while the keys are read, and the next block's keys while the values are.
+struct Prefetcher {
+  Prefetcher(const std::byte* block, int bytes, int steps)
+      : next(reinterpret_cast<const char*>(block)), end(next + bytes), share((bytes / 64 + steps - 1) / steps * 64) {}
+  DT_MEMBER_INLINE void Step() {
+    const char* const until = end - next < share ? end : next + share;
+    for (; next < until; next += 64) _mm_prefetch(next, _MM_HINT_T0);
   }
-}
+  const char* next;
+  const char* const end;
+  const int share;  // bytes of a step
+};
 
 // acc[r][g] over all key dimensions for R rows and G groups of 16 tokens beginning at `keys`.
 template <typename E, int R, int G, bool kPrefetch>
@@ -56,6 +77,7 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
   const int group_bytes = task.key_dim * 16 * E::kBytes;
   const std::byte* keys = task.keys + group * group_bytes;
   const int steps = task.key_dim / E::kDimsPerStep;
+  Prefetcher prefetcher(task.values, task.value_stride * 64 * E::kBytes, steps);
   F32x16 acc[R][G];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -64,12 +86,12 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
   }
   for (int i = 0; i < steps; ++i) {
     const std::byte* p = keys + i * E::kStepBytes;
-    if constexpr (kPrefetch) PrefetchShare(task.values, task.value_stride * 64 * E::kBytes, i, steps);
+    if constexpr (kPrefetch) prefetcher.Step();
     if constexpr (E::kDimsPerStep == 2) {
 #ifdef DT_ISA_AVX512
       __m512bh k[G];
 #pragma GCC unroll 8
-      for (int g = 0; g < G; ++g) k[g] = (__m512bh)_mm512_loadu_si512(p + g * group_bytes);
+      for (int g = 0; g < G; ++g) k[g] = E::LoadKeys(p + g * group_bytes);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const __m512bh q = (__m512bh)_mm512_set1_epi32(static_cast<const int32_t*>(task.q[row + r])[i]);
@@ -79,7 +101,7 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
 #else
       F32x16 even[G], odd[G];
 #pragma GCC unroll 8
-      for (int g = 0; g < G; ++g) LoadPairsBF16(p + g * group_bytes, even[g], odd[g]);
+      for (int g = 0; g < G; ++g) E::LoadKeys(p + g * group_bytes, even[g], odd[g]);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const float* q = static_cast<const float*>(task.q[row + r]) + 2 * i;
@@ -162,9 +184,9 @@ DT_INLINE void ValueTile(const SegmentTask& task, int row, int vector, int begin
   const std::byte* values = task.values + vector * 16 * E::kBytes;
   const float* p = task.scores + row * 64;
   const bool prefetch = row == 0 && vector == 0 && task.next_keys != nullptr;
-  const int key_bytes = task.key_dim * 64 * E::kBytes;
+  Prefetcher prefetcher(task.next_keys, task.key_dim * 64 * E::kBytes, 64);
   for (int t = begin; t < end; ++t) {
-    if (prefetch) PrefetchShare(task.next_keys, key_bytes, t, 64);
+    if (prefetch) prefetcher.Step();
     const std::byte* v_row = values + t * row_bytes;
     F32x16 v[J];
 #pragma GCC unroll 8

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "base/kv_storage.h"
 #include "kernels/device.h"
 
 namespace dovetail::kernels {
@@ -10,7 +11,7 @@ namespace dovetail::kernels {
 // The row-sized inner loops of the small ops and of attention, compiled once per ISA. Nothing here
 // knows a thread, a batch or a block table; each function computes one row, one segment or one run
 // of elements on raw pointers, so its bits cannot depend on more. Both ISAs give the same bits
-// everywhere but in the scores of bf16 keys, where AVX-512 uses vdpbf16ps. Arguments are checked by
+// everywhere but in the scores of bf16 and E4M3 keys, where AVX-512 uses vdpbf16ps. Arguments are checked by
 // the callers.
 
 // A partial in memory: float o[stride] (unnormalised; stride = value_dim rounded up to 16), then m,
@@ -43,12 +44,18 @@ struct LogitStats {
   bool has_nan = false;
 };
 
+// Of the elements of blocks: DType, or what comes after it.
+constexpr int AttentionIndex(DType dtype, KvStorage storage) {
+  return storage == KvStorage::kAsSent ? static_cast<int>(dtype) : storage == KvStorage::kE4M3 ? 3 : 4;
+}
+
 struct OpsTable {
   Isa isa = Isa::kAvx2;
 
+  // Indexed by AttentionIndex.
+  void (*prepare_query[5])(const void* q, int key_dim, void* out);  // out: 4 * key_dim bytes
+  void (*attend_segment[5])(const SegmentTask& task);
   // Indexed by DType.
-  void (*prepare_query[3])(const void* q, int key_dim, void* out);  // out: 4 * key_dim bytes
-  void (*attend_segment[3])(const SegmentTask& task);
   void (*to_float[3])(const void* in, float* out, int64_t n);
   void (*from_float[3])(const float* in, void* out, int64_t n);  // rounds to nearest even
 

@@ -1,6 +1,7 @@
 // The table of one ISA. Included last by ops_avx2.cc and ops_avx512.cc.
 #pragma once
 #include "kernels/cpu/attention_body.h"
+#include "kernels/cpu/attention_int8_body.h"
 #include "kernels/cpu/logits_body.h"
 #include "kernels/cpu/rows_body.h"
 
@@ -16,6 +17,10 @@ static OpsTable MakeTable(Isa isa) {
   t.attend_segment[0] = AttendSegment<ElementF32>;
   t.attend_segment[1] = AttendSegment<ElementF16>;
   t.attend_segment[2] = AttendSegment<ElementBF16>;
+  t.prepare_query[3] = PrepareQueryBF16;
+  t.attend_segment[3] = AttendSegment<ElementE4M3>;
+  t.prepare_query[4] = PrepareQueryI8;
+  t.attend_segment[4] = AttendSegmentI8;
   t.to_float[0] = F32ToFloat;
   t.to_float[1] = HalfToFloat<LoadF16>;
   t.to_float[2] = HalfToFloat<LoadBF16>;

@@ -17,6 +17,7 @@
 namespace dovetail::kernels::DT_ISA_NS {
 
 #define DT_INLINE static inline __attribute__((always_inline))
+#define DT_MEMBER_INLINE inline __attribute__((always_inline))
 
 #ifdef DT_ISA_AVX512
 

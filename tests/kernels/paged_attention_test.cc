@@ -38,6 +38,17 @@ double WorstError(const OpContext& context, const AttentionShape& shape, int kv_
   return worst;
 }
 
+struct Type {
+  std::string_view name;
+  DType dtype;
+  KvStorage storage = KvStorage::kAsSent;
+};
+constexpr Type kTypes[] = {{"f32", DType::kF32},
+                           {"f16", DType::kF16},
+                           {"bf16", DType::kBF16},
+                           {"e4m3", DType::kBF16, KvStorage::kE4M3},
+                           {"int8", DType::kBF16, KvStorage::kInt8}};
+
 struct Case {
   int group, key_dim, value_dim, window, kv_heads;
   int64_t position;
@@ -56,7 +67,7 @@ TEST(PagedAttention, AgreesWithTheReferenceOverRaggedShapesTypesAndIsas) {
   ThreadPool pool({.threads = 2});
   for (const Isa isa : TestableIsas()) {
     const OpContext context{&pool, &SelectOps(isa)};
-    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const Type& type : kTypes) {
       double worst = 0;
       for (const Case& c : kCases) {
         const AttentionShape shape{.group = c.group,
@@ -64,16 +75,17 @@ TEST(PagedAttention, AgreesWithTheReferenceOverRaggedShapesTypesAndIsas) {
                                    .value_dim = c.value_dim,
                                    .scale = 1.0f / std::sqrt(static_cast<float>(c.key_dim)),
                                    .window = c.window,
-                                   .dtype = dtype};
+                                   .dtype = type.dtype,
+                                   .storage = type.storage};
         const double error = WorstError(context, shape, c.kv_heads, c.position, c.rows, nullptr, 17);
-        EXPECT_LE(error, Budget("paged_attention", ShortName(dtype)))
-            << Name(isa) << " " << ShortName(dtype) << " dk " << c.key_dim << " dv " << c.value_dim << " group "
-            << c.group << " position " << c.position << " rows " << c.rows << " window " << c.window;
+        EXPECT_LE(error, Budget("paged_attention", type.name))
+            << Name(isa) << " " << type.name << " dk " << c.key_dim << " dv " << c.value_dim << " group " << c.group
+            << " position " << c.position << " rows " << c.rows << " window " << c.window;
         worst = std::max(worst, error);
       }
-      RecordProperty(std::string(Name(isa)) + "_" + std::string(ShortName(dtype)), std::to_string(worst));
+      RecordProperty(std::string(Name(isa)) + "_" + std::string(type.name), std::to_string(worst));
       printf("paged_attention %s %s: worst error %.3g\n", std::string(Name(isa)).c_str(),
-             std::string(ShortName(dtype)).c_str(), worst);
+             std::string(type.name).c_str(), worst);
     }
   }
 }
