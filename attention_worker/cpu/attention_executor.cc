@@ -189,7 +189,7 @@ void AttentionExecutor::AttendEarlier(MicroBatchId id, int op) {
 absl::StatusOr<transport::LentBytes> AttentionExecutor::GiveStates(MicroBatchId id, int op) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
-  DT_RETURN_IF_ERROR(linear_->GiveStates(id, op, batch.partial->data()));
+  DT_RETURN_IF_ERROR(linear_->GiveStates(kernels::ContextOf(*stream_), id, op, batch.partial->data()));
   return transport::Lend(batch.partial, core_.LayoutOf(id, core_.table().op_group[op]).before_bytes);
 }
 
@@ -200,7 +200,7 @@ absl::StatusOr<transport::LentBytes> AttentionExecutor::AppendToStates(MicroBatc
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
   std::span<const std::byte> query = std::exchange(batch.linear_query, {});
   if (layout.with_states) {
-    DT_RETURN_IF_ERROR(linear_->TakeStates(id, op, key_value));
+    DT_RETURN_IF_ERROR(linear_->TakeStates(kernels::ContextOf(*stream_), id, op, key_value));
     if (layout.partial_bytes == 0) return transport::LentBytes();
     query = key_value;  // its queries are there
   } else if (layout.query_bytes == 0) {

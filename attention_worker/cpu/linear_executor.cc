@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "linear_attention/packed_state.h"
-
 namespace dovetail::attention {
 
 using linear_attention::BlocksTo;
@@ -93,44 +91,53 @@ absl::Status LinearExecutor::Run(const kernels::OpContext& context, MicroBatchId
   return heads_of_op_.Run(context, *table.linear(group), table.constants[op], heads_, block_bytes_);
 }
 
-absl::Status LinearExecutor::FindPieces(const proto::ShardStep& item, MicroBatchId id, int op, int64_t block,
-                                        int head) {
+absl::Status LinearExecutor::FindPacked(const proto::ShardStep& item, MicroBatchId id, int op,
+                                        const proto::StateBlocks& blocks, const PackedState& packed, size_t at) {
   const int pieces = core_.table().linear(core_.table().op_group[op])->blocks_per_head;
-  const KvBlockId* const held = BlocksOfOp(core_.ShardOf(id, item), block, op);
-  if (held == nullptr) return Internal("linear attention: the state of block ", block, " is not held");
+  for (int head = 0; head < item.kv_heads.size(); ++head)
+    for (const StateBlock& block : blocks) {
+      const KvBlockId* const held = BlocksOfOp(core_.ShardOf(id, item), block.block, op);
+      if (held == nullptr) return Internal("linear attention: the state of block ", block.block, " is not held");
+      packed_.push_back({block.tokens, pieces_.size(), at});
+      for (int p = 0; p < pieces; ++p) pieces_.push_back(block_at_(held[head * pieces + p]));
+      at += packed.bytes(block.tokens);
+    }
+  return absl::OkStatus();
+}
+
+// A state of a large model has tens of kilobytes a head, and a prompt leaves some of each: so each is a task.
+absl::Status LinearExecutor::GiveStates(const kernels::OpContext& context, MicroBatchId id, int op, std::byte* out) {
+  const LayerGroup group = core_.table().op_group[op];
+  const PackedState packed(*core_.table().linear(group), block_bytes_);
+  ClearPacked();
+  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items)
+    if (item.states == StateExchange::kFetch)
+      DT_RETURN_IF_ERROR(FindPacked(item, id, op, proto::StatesBefore(item.ctx_len), packed, item.before_offset));
+  context.pool->Run(static_cast<int>(packed_.size()), [&](int i) {
+    const PackedBlock& block = packed_[i];
+    packed.Pack(block.tokens, pieces_.data() + block.first_piece, out + block.at);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status LinearExecutor::TakeStates(const kernels::OpContext& context, MicroBatchId id, int op,
+                                        std::span<const std::byte> key_value) {
+  const LayerGroup group = core_.table().op_group[op];
+  const PackedState packed(*core_.table().linear(group), block_bytes_);
+  ClearPacked();
+  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items)
+    if (item.states != StateExchange::kTokens)
+      DT_RETURN_IF_ERROR(FindPacked(item, id, op, item.states_left(), packed, item.state_offset));
+  context.pool->Run(static_cast<int>(packed_.size()), [&](int i) {
+    const PackedBlock& block = packed_[i];
+    packed.Unpack(block.tokens, key_value.data() + block.at, pieces_.data() + block.first_piece);
+  });
+  return absl::OkStatus();
+}
+
+void LinearExecutor::ClearPacked() {
+  packed_.clear();
   pieces_.clear();
-  for (int p = 0; p < pieces; ++p) pieces_.push_back(block_at_(held[head * pieces + p]));
-  return absl::OkStatus();
-}
-
-absl::Status LinearExecutor::GiveStates(MicroBatchId id, int op, std::byte* out) {
-  const LayerGroup group = core_.table().op_group[op];
-  const PackedState packed(*core_.table().linear(group), block_bytes_);
-  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items) {
-    if (item.states != StateExchange::kFetch) continue;
-    std::byte* at = out + item.before_offset;
-    for (int head = 0; head < item.kv_heads.size(); ++head)
-      for (const StateBlock& block : proto::StatesBefore(item.ctx_len)) {
-        DT_RETURN_IF_ERROR(FindPieces(item, id, op, block.block, head));
-        at = packed.Pack(block.tokens, pieces_.data(), at);
-      }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LinearExecutor::TakeStates(MicroBatchId id, int op, std::span<const std::byte> key_value) {
-  const LayerGroup group = core_.table().op_group[op];
-  const PackedState packed(*core_.table().linear(group), block_bytes_);
-  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items) {
-    if (item.states == StateExchange::kTokens) continue;
-    const std::byte* at = key_value.data() + item.state_offset;
-    for (int head = 0; head < item.kv_heads.size(); ++head)
-      for (const StateBlock& block : item.states_left()) {
-        DT_RETURN_IF_ERROR(FindPieces(item, id, op, block.block, head));
-        at = packed.Unpack(block.tokens, at, pieces_.data());
-      }
-  }
-  return absl::OkStatus();
 }
 
 const KvBlockId* LinearExecutor::BlocksOfOp(const ShardState& shard, int64_t block, int op) const {

@@ -10,7 +10,9 @@
 #include "kernels/device.h"
 #include "kernels/op_context.h"
 #include "linear_attention/linear_heads.h"
+#include "linear_attention/packed_state.h"
 #include "proto/attention_spec.h"
+#include "proto/state_blocks.h"
 #include "proto/step_layout.h"
 
 namespace dovetail::attention {
@@ -37,8 +39,9 @@ class LinearExecutor {
 
   // The items whose states cross (proto/state_blocks.h): writes the states before the step that were asked for to the
   // answer `out`; takes those that it leaves. kInternal: a block is not held.
-  absl::Status GiveStates(MicroBatchId id, int op, std::byte* out);
-  absl::Status TakeStates(MicroBatchId id, int op, std::span<const std::byte> key_value);
+  absl::Status GiveStates(const kernels::OpContext& context, MicroBatchId id, int op, std::byte* out);
+  absl::Status TakeStates(const kernels::OpContext& context, MicroBatchId id, int op,
+                          std::span<const std::byte> key_value);
 
   // An item of a move out of this worker, as state_snapshot.h says. kInternal: a block of it is not held.
   absl::Status Gather(const proto::ShardStep& item, const ShardState& shard, int op, std::span<std::byte> out) const;
@@ -52,15 +55,24 @@ class LinearExecutor {
                 std::span<const std::byte> key_value, std::byte* out);
   // The KvBlocks of an op in one set of its shard, or null: it is not held.
   const KvBlockId* BlocksOfOp(const ShardState& shard, int64_t block, int op) const;
-  // Where the pieces of one head lie; kInternal: the block is not held.
-  absl::Status FindPieces(const proto::ShardStep& item, MicroBatchId id, int op, int64_t block, int head);
+  // A state that crosses packed: of one head and block.
+  struct PackedBlock {
+    int tokens = 0;
+    size_t first_piece = 0;  // in pieces_
+    size_t at = 0;           // bytes into the payload
+  };
+  // Adds those of an item, whose first one is at `at`, to packed_. kInternal: a block is not held.
+  absl::Status FindPacked(const proto::ShardStep& item, MicroBatchId id, int op, const proto::StateBlocks& blocks,
+                          const linear_attention::PackedState& packed, size_t at);
+  void ClearPacked();
 
   const AttentionWorkerCore& core_;
   const size_t block_bytes_;
   const BlockAt block_at_;
   linear_attention::LinearHeads heads_of_op_;
   std::vector<linear_attention::LinearHead> heads_;
-  std::vector<std::byte*> pieces_;  // [head][block][piece]
+  std::vector<PackedBlock> packed_;
+  std::vector<std::byte*> pieces_;  // [head][block][piece]; of packed_, [block][piece]
 };
 
 }  // namespace dovetail::attention
