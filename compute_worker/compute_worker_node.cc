@@ -410,7 +410,9 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
   DT_RETURN_IF_ERROR(dense_->Sample(plan, id, result));
   Timer& timer = timers_[id.value()];
   Worked(timer.sampling, timer, begun);
-  if (const auto times = dense_->TimesOf(id); times.has_value()) {
+  const auto times = dense_->TimesOf(id);
+  timer.measured = times.has_value() || !dense_->only_enqueues();
+  if (times.has_value()) {
     timer.dense = times->busy;
     timer.prompts = times->prompts;
     timer.linear = times->linear;
@@ -454,6 +456,7 @@ absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
                              absl::ToInt64Microseconds(timer.prompts),
                              absl::ToInt64Microseconds(std::min(timer.overlapped, timer.waiting)),
                              absl::ToInt64Microseconds(timer.linear)};
+    if (!timer.measured) finish.result.work = {};
   }
   if (finish.result.status == StepStatus::kOk) finish.result.transfers = rank_links_.TakeTransfers();
   spans_.End(finish.result, clock_.Now());

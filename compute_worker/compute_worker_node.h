@@ -112,6 +112,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
     absl::Duration op_busy;            // of the slowest worker that has answered
     absl::Duration overlapped;         // of the waiting: worked_ went on, for other steps
     absl::Duration worked_at_waiting;  // worked_ when it began to wait
+    bool measured = true;              // dense, prompts and attention say how long these took
   };
 
   void BeginWaiting(Timer& timer, absl::Time now);

@@ -123,6 +123,9 @@ class DenseBackend {
     std::optional<absl::Duration> attention;
   };
   virtual std::optional<GpuTimes> TimesOf(MicroBatchId) const { return std::nullopt; }
+  // Run only enqueues, so the host's clock does not say how long layers take. Where TimesOf says nothing either, a step
+  // teaches the scheduler no rates.
+  virtual bool only_enqueues() const { return false; }
 
   // False: Sample would wait for what another process's GPU sends, and the caller had better look at its frames
   // meanwhile.

@@ -117,7 +117,7 @@ struct PrefixTraffic {
   bool operator==(const PrefixTraffic&) const = default;
 };
 
-// What a step did for the prompts that the compute worker attends, so that the scheduler learns rates from the times.
+// What a step did for prompts attended here, or if there are none elsewhere; rates follow from it. 0: not measured.
 struct PromptWork {
   int64_t tokens = 0;           // new ones of those prompts
   int64_t step_tokens = 0;      // of all entries, if there is such a prompt

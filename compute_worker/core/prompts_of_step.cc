@@ -239,6 +239,10 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
   std::vector<bool> counted(batch.plan.entries.size());
   for (const PromptEntry& prompt : batch.prompts) counted[prompt.entry] = true;
   for (const StateEntry& state : batch.states) counted[state.entry] = true;
+  // Prompts that attention workers attend as they do decodes.
+  const bool elsewhere = batch.prompts.empty() && batch.states.empty();
+  for (size_t e = 0; e < counted.size() && elsewhere; ++e)
+    counted[e] = static_cast<int>(batch.plan.entries[e].tokens.size()) >= options_.prompt_tokens;
   for (size_t e = 0; e < counted.size(); ++e)
     if (counted[e]) work.tokens += static_cast<int64_t>(batch.plan.entries[e].tokens.size());
   if (work.tokens == 0) return work;
@@ -255,8 +259,8 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
     for (const WorkerPart& part : batch.parts) {
       double asked = 0;
       for (const proto::ShardStep& item : part.layouts[g].items) {
-        if (item.attend_end == proto::kOpenEnd) continue;
-        const Position end = std::min(item.tokens.end, item.attend_end);
+        if (item.attend_end == proto::kOpenEnd && !(elsewhere && counted[item.entry])) continue;
+        const Position end = std::min({item.tokens.end, item.attend_end, item.ctx_len + item.q_len});
         const int64_t pairs = proto::SeenTokens(item.ctx_len, item.q_len, spec.window, item.tokens.begin, end);
         asked += proto::AttentionFlops(pairs, item.query_heads, spec);
       }

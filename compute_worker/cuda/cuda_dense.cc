@@ -90,7 +90,8 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
   }
   DT_ASSIGN_OR_RETURN(through_hosts_, CudaHostCrossing::Create(table_, device, shared_, options.micro_batches,
                                                                prompts_.get(), states_.get(), rank_rows_.get()));
-  if (shared_gpu != nullptr) on_one_gpu_ = std::make_unique<CudaOneGpuCrossing>(table_, *shared_gpu, shared_);
+  if (shared_gpu != nullptr)
+    on_one_gpu_ = std::make_unique<CudaOneGpuCrossing>(table_, *shared_gpu, shared_, options.micro_batches);
   // Experts have one scratch, products of weights in few bits another.
   CudaPeerCrossing::MakeLane make_lane;
   if (hybrid_ == nullptr && !model_.keeps()) make_lane = [this] { return MakeLane(); };

@@ -57,6 +57,7 @@ class CudaDense final : public DenseBackend {
   bool Drawn(MicroBatchId id) override;
   void SetTurns(TurnChoice::Policy policy) override { between_gpus_->SetTurns(policy); }
   std::optional<GpuTimes> TimesOf(MicroBatchId id) const override;
+  bool only_enqueues() const override { return true; }
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override;
 
  private:

@@ -87,6 +87,7 @@ absl::Status CudaPeerCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& b
   auto* const turn = step.takes_turns ? reinterpret_cast<kernels::cuda::ExchangeTurn*>(turn_->data()) : nullptr;
   for (GpuExchange* const peer : step.peers)
     DT_RETURN_IF_ERROR(peer->BeginStep(batch.stream(), batch.id, core.PlanOf(batch.id).step, turn));
+  if (batch.work->immediate()) DT_RETURN_IF_ERROR(batch.stream().Record(step.begun));
   return step.attends ? prompts_->Begin(core, batch, step.peers, step.spread) : absl::OkStatus();
 }
 
@@ -197,16 +198,16 @@ absl::Status CudaPeerCrossing::EndTurn(CudaBatch& batch) {
 absl::Status CudaPeerCrossing::Launch(CudaBatch& batch) {
   Step& step = StepOf(batch);
   if (!step.attends) DT_RETURN_IF_ERROR(EndTurn(batch));  // one with prompts takes none
-  step.timed = !batch.work->immediate();
-  if (step.timed) DT_RETURN_IF_ERROR(batch.stream().Record(step.begun));
+  step.launched = !batch.work->immediate();
+  if (step.launched) DT_RETURN_IF_ERROR(batch.stream().Record(step.begun));
   DT_RETURN_IF_ERROR(batch.work->Launch(batch.stream()));
-  return step.timed ? batch.stream().Record(step.ended) : absl::OkStatus();
+  return batch.stream().Record(step.ended);
 }
 
 TurnChoice::Load CudaPeerCrossing::LoadWith(const CudaBatch& batch) const {
   TurnChoice::Load load{1, batch.rows};
   for (const Step& other : steps_) {
-    if (&other == &StepOf(batch) || other.lane == batch.lane || !other.timed) continue;
+    if (&other == &StepOf(batch) || other.lane == batch.lane || !other.launched) continue;
     const absl::StatusOr<bool> done = other.ended.Done();
     if (!done.ok() || *done) continue;
     ++load.steps;
@@ -219,7 +220,7 @@ absl::Status CudaPeerCrossing::Ended(MicroBatchId id, StepId number, const absl:
   const Step& step = steps_[id.value()];
   if (step.attends) DT_RETURN_IF_ERROR(prompts_->Ended(id));
   DT_RETURN_IF_ERROR(exchange::StatusOf(step.peers, id, number));
-  if (!step.timed || !drawn.ok()) return drawn;
+  if (!step.launched || !drawn.ok()) return drawn;
   const absl::StatusOr<float> all = step.ended.MillisecondsSince(step.begun);
   if (all.ok()) turns_.Note(step.load, step.takes_turns, *all);
   return absl::OkStatus();
@@ -228,7 +229,6 @@ absl::Status CudaPeerCrossing::Ended(MicroBatchId id, StepId number, const absl:
 std::optional<DenseBackend::GpuTimes> CudaPeerCrossing::TimesOf(MicroBatchId id) const {
   const Step& step = steps_[id.value()];
   if (step.attends) return prompts_->TimesOf(id);
-  if (!step.timed) return std::nullopt;
   const absl::StatusOr<float> all = step.ended.MillisecondsSince(step.begun);
   if (!all.ok()) return std::nullopt;
   const GpuExchange::Times times = exchange::TimesOf(step.peers, id);

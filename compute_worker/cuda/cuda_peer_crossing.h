@@ -71,9 +71,9 @@ class CudaPeerCrossing final : public CudaCrossing {
     const kernels::cuda::ExchangeRow* rows = nullptr;  // likewise
     CudaLane* lane = nullptr;                          // of the last step that was launched
     int64_t row_count = 0;                             // likewise
-    kernels::cuda::CudaEvent begun, ended;             // timed: its launch
-    bool timed = false;
-    TurnChoice::Load load;  // as it began
+    kernels::cuda::CudaEvent begun, ended;             // its launch, or all of an immediate step
+    bool launched = false;                             // in one piece
+    TurnChoice::Load load;                             // as it began
     bool takes_turns = false;
     exchange::GpuExchange* only() const { return peers.size() == 1 ? peers[0] : nullptr; }
     bool fans() const { return peers.size() > 1 && !attends; }

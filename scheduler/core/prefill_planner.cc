@@ -97,6 +97,7 @@ std::optional<ComputeRates> PrefillPlanner::RatesOf(WorkerId worker) const {
   if (known != compute_.end() && learnt_ - known->second.learnt < kRatesLast) {
     if (const auto token = known->second.token.now()) rates.token_s = token;
     if (const auto flop = known->second.flop.now()) rates.flop_s = flop;
+    if (!rates.flop_s && known->second.scratch_blocks == 0) rates.flop_s = 0;  // attention workers attend all
   }
   if (FlopsOfPair(table_) == 0 && !rates.flop_s) rates.flop_s = 0;
   if (!rates.token_s || !rates.flop_s) return std::nullopt;
@@ -385,7 +386,11 @@ double PrefillPlanner::SecondsAlone(WorkerId worker, Position begin, Position en
   const auto rates = RatesOf(worker);
   if (!rates || begin >= end) return 0;
   const double seen = static_cast<double>(begin + end) / 2;
-  return static_cast<double>(end - begin) * SecondsOfToken(*rates, {}, proto::PrefixExchange::kGather, seen);
+  const auto known = compute_.find(worker);
+  const bool elsewhere = known != compute_.end() && known->second.scratch_blocks == 0;
+  const double token_s = elsewhere ? SecondsOfToken(*rates, plane_rates(), proto::PrefixExchange::kAsk, seen)
+                                   : SecondsOfToken(*rates, {}, proto::PrefixExchange::kGather, seen);
+  return static_cast<double>(end - begin) * token_s;
 }
 
 void PrefillPlanner::Learn(WorkerId compute_worker, std::span<const WorkerId> attention_workers,

@@ -232,6 +232,17 @@ TEST_P(GpuRanks, DivideSeveralPromptsBesideDecodes) {
   }
 }
 
+class OnOneGpu : public GpuPrompts {};
+
+// A step that is too large to be recorded says how long its layers and attention took: the next prompt is predicted.
+TEST_P(OnOneGpu, PromptsTeachTheSchedulerRates) {
+  ASSERT_TRUE(Generate(*cluster_, GreedyRequest(Tokens(400, 1), 1)).ok());
+  ASSERT_TRUE(Generate(*cluster_, GreedyRequest(Tokens(400, 2), 1)).ok());
+  ASSERT_TRUE(Generate(*cluster_, GreedyRequest(Tokens(3, 3), 1)).ok());  // the step before has been counted
+  EXPECT_GT(cluster_->stats().scheduler.last_prefill.predicted_s, 0);
+  EXPECT_FALSE(AttendedHere());
+}
+
 // What a rank waits for rows of other ranks is no work of its own: cuts follow what a token costs it.
 TEST(PromptStepTimes, CountWhatARankWaitsForRowsAsWaiting) {
   auto gpu = OpenGpu();
@@ -287,6 +298,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"KvOnTheGpuAsked", "llama", false, 2, PlacementPolicy::kHeads, Scratch::kStep, kAsk, 64, 2},
         Case{"NoScratch", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kNone}),
     [](const auto& info) { return std::string(info.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(All, OnOneGpu,
+                         ::testing::Values(Case{"KvThere", "llama", false, 1, PlacementPolicy::kRequest, Scratch::kNone,
+                                                kAsk, 512}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 constexpr auto kDirect = proto::PrefixExchange::kGatherDirect;
 

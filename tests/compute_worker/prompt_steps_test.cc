@@ -183,6 +183,24 @@ TEST_F(LinkedPromptsTest, OneWhoseEarlierTokensAreElsewhereIsAttendedThere) {
   EXPECT_EQ(core_ptr_->scratch().Find(SequenceId(1)), nullptr);
 }
 
+// A decode in the same step counts in the tokens, not in the attention.
+TEST_F(LinkedPromptsTest, AStepSaysWhatAttentionWorkersComputedOfPromptsThatAreNotAttendedHere) {
+  PlanPrompt(1, {Entry(1, On(0), 100, 128), Entry(2, On(0))});
+  for (int op = 0; op < 2; ++op) {
+    DoneHere(), DoneHere();
+    EXPECT_THAT(DoneHere(), ElementsAre(absl::StrCat("kv ", op)));
+    const proto::StepLayout& layout = core_ptr_->PartsOf(MicroBatchId(0))[0].layouts[op];
+    Answer(1, op, 0, static_cast<size_t>(layout.partial_bytes));
+  }
+  EXPECT_THAT(DoneHere(), ElementsAre("sample"));
+  EXPECT_THAT(SampledHere(1), ElementsAre("finish"));
+  EXPECT_EQ(finished_.work.tokens, 100);
+  EXPECT_EQ(finished_.work.step_tokens, 101);
+  EXPECT_EQ(finished_.work.here_flops, 0);
+  // 4 heads of 2 x (8 + 4). Op 0 sees 129 .. 228 tokens; op 1 the last 100.
+  EXPECT_EQ(finished_.work.asked_flops, 96.0 * ((129 + 228) * 50 + 100 * 100));
+}
+
 // 100 blocks are 25 segments of two ops and two heads.
 TEST_F(LinkedPromptsTest, OneThatOutgrowsTheScratchGoesOnWhereItsEarlierPartsAre) {
   for (int part = 0; part < 3; ++part) {

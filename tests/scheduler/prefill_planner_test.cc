@@ -116,6 +116,20 @@ TEST_F(PrefillPlannerTest, ARankThatWaitedForOthersSaysNothingAboutTheLink) {
   EXPECT_DOUBLE_EQ(*planner.plane_rates().byte_s, 5e-6);
 }
 
+// On one GPU, and between linked ones, prompts are attended where the blocks are.
+TEST_F(PrefillPlannerTest, OfAWorkerThatAttendsNothingTheRatesOfAttentionWorkersDo) {
+  PrefillPlanner planner(table_, options_);
+  proto::StepResult result;
+  result.work = {.tokens = 1000, .step_tokens = 1000, .asked_flops = 1e6};
+  result.timings = {.dense_us = 1'000'000, .attention_wait_us = 500'000, .attention_us = 500'000};
+  planner.Learn(WorkerId(10), {{kAttention}}, result, /*follows_a_rank=*/false);
+  // 4 heads of 2 x (16 + 16), half a microsecond each.
+  EXPECT_DOUBLE_EQ(planner.SecondsAlone(WorkerId(10), 0, 1000), 1 + 1000 * 500 * 256 * 0.5e-6);
+  const PrefillForecast forecast = planner.ChooseExchange(Prompt(100, 900), Free(1)[0], 100);
+  EXPECT_DOUBLE_EQ(forecast.predicted_s, 0.1 + (901 + 1000) * 50 * 256 * 0.5e-6);
+  EXPECT_EQ(forecast.bound, PrefillBound::kPlane);
+}
+
 TEST_F(PrefillPlannerTest, RanksGoWhereTheyMakeItFaster) {
   PrefillPlanner planner(table_, options_);
   Learn(planner, 1, 0.0001, 0.0001, 0.0001);

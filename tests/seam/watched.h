@@ -103,6 +103,7 @@ class WatchedDense final : public compute::DenseBackend {
     return dense_->BeginSample(plan, id);
   }
   std::optional<GpuTimes> TimesOf(MicroBatchId id) const override { return dense_->TimesOf(id); }
+  bool only_enqueues() const override { return dense_->only_enqueues(); }
   bool Drawn(MicroBatchId id) override { return dense_->Drawn(id); }
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override {
     return dense_->Sample(plan, id, result);
