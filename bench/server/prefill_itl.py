@@ -2,11 +2,12 @@
 """What a long prompt does to running streams, with and without --prefill-itl-budget.
 
   bench/server/prefill_itl.py BINARY MODEL [--budgets auto,0] [--rounds 3] [--streams 4] [--prompt-words 3000]
-                           [flags of `dovetail serve`]
+                           [--vocabulary N] [flags of `dovetail serve`]
 
 Each round takes the budgets in turn. For each it starts `dovetail serve`, begins the streams, lets them run alone for
 --alone seconds, then sends the prompt and reads its first token. It prints the streams' gaps between tokens, median and
-99th percentile, alone and until that token; the prompt's time to it; and the counter of shortened steps.
+99th percentile, alone and until that token; the prompt's time to it; and the counter of shortened steps. With
+--vocabulary, prompts are token ids below N in place of words, for a model without a tokenizer.
 """
 import argparse
 import http.client
@@ -21,8 +22,10 @@ WORDS = ('the old sailor told his crew about a storm that had once carried their
          'shore').split()
 
 
-def text(words, seed):
-    """So many words that no other prompt begins with."""
+def text(words, seed, vocabulary):
+    """So many words, or tokens, that no other prompt begins with."""
+    if vocabulary:
+        return [(seed * 7919 + i * i + 1) % vocabulary for i in range(words)]
     return ' '.join([f'Story {seed}:'] + [WORDS[(seed * 7 + i * i) % len(WORDS)] for i in range(words)])
 
 
@@ -78,10 +81,12 @@ def measure(options, budget, flags, seed):
     try:
         ended = threading.Event()
         streams = [[] for _ in range(options.streams)]
-        threads = [threading.Thread(target=server.tokens, args=(text(20, 1000 * seed + i), 4000, seen, ended))
+        def prompt(words, number):
+            return text(words, number + seed, options.vocabulary)
+        threads = [threading.Thread(target=server.tokens, args=(prompt(20, 1000 * i), 4000, seen, ended))
                    for i, seen in enumerate(streams)]
         # A prompt of which the scheduler learns rates, as any server that has run for a while has done.
-        server.tokens(text(600, 7000 + seed), 1, [], ended)
+        server.tokens(prompt(600, 7000), 1, [], ended)
         for thread in threads:
             thread.start()
         while min(len(seen) for seen in streams) < 5:
@@ -90,7 +95,7 @@ def measure(options, budget, flags, seed):
         time.sleep(options.alone)
         before = server.metric('dovetail:prefill_shortened_steps_total')
         begin, first = time.monotonic(), []
-        server.tokens(text(options.prompt_words, 9000 + seed), 1, first, ended)
+        server.tokens(prompt(options.prompt_words, 9000), 1, first, ended)
         ttft = first[0] - begin
         shortened = server.metric('dovetail:prefill_shortened_steps_total') - before
         ended.set()
@@ -112,6 +117,7 @@ def main():
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--streams', type=int, default=4)
     parser.add_argument('--prompt-words', type=int, default=3000)
+    parser.add_argument('--vocabulary', type=int, default=0)
     parser.add_argument('--alone', type=float, default=5)
     options, flags = parser.parse_known_args()
     results = {budget: [] for budget in options.budgets.split(',')}

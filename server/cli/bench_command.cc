@@ -19,7 +19,7 @@
 namespace dovetail::cli {
 namespace {
 
-constexpr int kMaxTokens = 1 << 20;
+constexpr int kMaxTokens = 1 << 23;
 constexpr int kMaxBatch = 4096;
 constexpr int kWarmUpTokens = 8;
 constexpr absl::Duration kSamplesArrive = absl::Milliseconds(700);  // a scheduler sends them with its statistics

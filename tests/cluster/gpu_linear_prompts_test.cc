@@ -286,7 +286,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"GatedDeltaOnTheGpu", TinyGatedDeltaConfig, false, 2, PlacementPolicy::kHeads, 64, 2},
                       Case{"Mamba2OnTheGpu", TinyMamba2Config, false, 2, PlacementPolicy::kRequest, 50},
                       Case{"GatedDeltaOfTwoRanks", TinyGatedDeltaConfig, true, 1, PlacementPolicy::kRequest, 64, 1, 2},
-                      Case{"KdaHandedOn", KdaConfig, true, 2, PlacementPolicy::kHeads, 64, 1, 2, true}),
+                      Case{"KdaHandedOn", KdaConfig, true, 2, PlacementPolicy::kHeads, 64, 1, 2, true},
+                      Case{"Mamba2HandedOn", TinyMamba2Config, true, 1, PlacementPolicy::kRequest, 64, 1, 2, true}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
