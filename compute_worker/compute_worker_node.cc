@@ -305,7 +305,9 @@ absl::Status ComputeWorkerNode::Perform(AttendShard& attend) {
 
 absl::Status ComputeWorkerNode::Perform(SendRankState& send) {
   Note("send state", send.micro_batch, send.op);
-  return rank_links_.SendState(send.to, send.op, dense_->TakeRankState(send.micro_batch));
+  DT_RETURN_IF_ERROR(rank_exchange_.SendState(send));
+  NoteLate(send.micro_batch);
+  return absl::OkStatus();
 }
 
 absl::Status ComputeWorkerNode::Perform(SendRankRows& send) {

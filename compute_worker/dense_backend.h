@@ -78,8 +78,9 @@ class DenseBackend {
                                                             int op) = 0;
 
   // After AttendPrompts of a linear op whose state goes to the next rank of a group (StateEntry::passed_on): that state
-  // (proto/rank_frames.h), once.
-  virtual std::vector<std::byte> TakeRankState(MicroBatchId) { return {}; }
+  // (proto/rank_frames.h), once, as soon as RankStateReady says that it is there.
+  virtual std::vector<std::byte> TakeRankState(MicroBatchId, int /*op*/) { return {}; }
+  virtual absl::StatusOr<bool> RankStateReady(MicroBatchId, int /*op*/) { return true; }
 
   // After the op's k and v: those of the step's rows from first_row on, for a later rank of a group, as kRankRows has
   // them (proto/rank_frames.h). They are there once RankRowsReady says so of the op, and stay until their owner goes.

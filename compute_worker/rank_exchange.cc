@@ -25,6 +25,12 @@ absl::Status RankExchange::SendRows(const SendRankRows& send) {
   return SendLate(send.micro_batch).status();
 }
 
+absl::Status RankExchange::SendState(const SendRankState& send) {
+  const StepId step = core_.PlanOf(send.micro_batch).step;
+  late_[send.micro_batch.value()].push_back({step, send.op, 0, send.to, std::nullopt});
+  return SendLate(send.micro_batch).status();
+}
+
 absl::Status RankExchange::SendHeads(const SendRankHeads& send) {
   for (const SendRankHeads::Receiver& receiver : send.receivers) {
     DT_ASSIGN_OR_RETURN(transport::LentBytes rows,
@@ -49,11 +55,13 @@ absl::StatusOr<int> RankExchange::SendLate(MicroBatchId id) {
       late.pop_front();
       continue;
     }
-    DT_ASSIGN_OR_RETURN(const bool ready, dense_.RankRowsReady(id, first.op));
+    DT_ASSIGN_OR_RETURN(const bool ready,
+                        first.rows ? dense_.RankRowsReady(id, first.op) : dense_.RankStateReady(id, first.op));
     if (!ready) break;
     const Late sent = std::move(late.front());
     late.pop_front();
-    DT_RETURN_IF_ERROR(links_.SendRows(sent.to, sent.op, sent.rank, sent.rows));
+    DT_RETURN_IF_ERROR(sent.rows ? links_.SendRows(sent.to, sent.op, sent.rank, *sent.rows)
+                                 : links_.SendState(sent.to, sent.op, dense_.TakeRankState(id, sent.op)));
   }
   return static_cast<int>(late.size());
 }

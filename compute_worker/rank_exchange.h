@@ -12,8 +12,8 @@
 
 namespace dovetail::compute {
 
-// What ranks of a prefill group send each other, on its way between the links and the device: rows that the device has
-// not computed yet are sent late, and what has come is handed on, and answered, once the device has copied it. A CPU
+// What ranks of a prefill group send each other, on its way between the links and the device: what the device has not
+// computed yet is sent late, and what has come is handed on, and answered, once the device has copied it. A CPU
 // has both at once. Pieces of earlier tokens' K and V from attention workers are copied by the same means; what answers
 // them are the asks for more (earlier_rows.h).
 //
@@ -27,6 +27,7 @@ class RankExchange {
 
   // To all receivers, now or late.
   absl::Status SendRows(const SendRankRows& send);
+  absl::Status SendState(const SendRankState& send);
   // To each receiver the heads that it attends to.
   absl::Status SendHeads(const SendRankHeads& send);
   // An earlier rank's, in a ring.
@@ -59,7 +60,7 @@ class RankExchange {
     StepId step;
     int op = 0, rank = 0;
     proto::RankAddress to;
-    transport::LentBytes rows;
+    std::optional<transport::LentBytes> rows;  // nothing: the state, which is taken when it is there
   };
   const ComputeWorkerCore& core_;
   DenseBackend& dense_;

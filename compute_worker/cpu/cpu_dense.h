@@ -47,7 +47,7 @@ class CpuDense final : public DenseBackend {
                                                     int op) override {
     return dense_.wire(id).PackKeyValue(core.PartsOf(id), p, op);
   }
-  std::vector<std::byte> TakeRankState(MicroBatchId id) override { return dense_.TakeRankState(id); }
+  std::vector<std::byte> TakeRankState(MicroBatchId id, int) override { return dense_.TakeRankState(id); }
   absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId id, int op, int64_t first_row) override {
     const auto rows = std::make_shared<const std::vector<std::byte>>(dense_.wire(id).RankRows(op, first_row));
     return transport::Lend(rows, rows->size());

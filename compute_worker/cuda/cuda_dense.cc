@@ -6,7 +6,6 @@
 #include <variant>
 
 #include "base/check.h"
-#include "base/log.h"
 #include "kernels/cuda/products/cuda_gemm.h"
 #include "kernels/cuda/rows/row_ops.h"
 
@@ -501,12 +500,12 @@ absl::StatusOr<bool> CudaDense::RankRowsReady(MicroBatchId id, int op) {
   return batch.crossing->RankRowsReady(op, batch);
 }
 
-std::vector<std::byte> CudaDense::TakeRankState(MicroBatchId id) {
-  if (states_ == nullptr) return {};
-  absl::StatusOr<std::vector<std::byte>> state = states_->TakeRankState(id);
-  if (state.ok()) return *std::move(state);
-  LogError("compute worker: the state for the next rank: ", std::string(state.status().message()));
-  return {};  // which is refused there; the device is lost
+std::vector<std::byte> CudaDense::TakeRankState(MicroBatchId id, int op) {
+  return states_ == nullptr ? std::vector<std::byte>() : states_->TakeRankState(id, op);
+}
+
+absl::StatusOr<bool> CudaDense::RankStateReady(MicroBatchId id, int op) {
+  return states_ == nullptr ? absl::StatusOr<bool>(true) : states_->RankStateReady(id, op);
 }
 
 absl::StatusOr<transport::LentBytes> CudaDense::RankRows(MicroBatchId id, int op, int64_t first_row) {

@@ -45,7 +45,8 @@ class CudaDense final : public DenseBackend {
                                                  int op) override;
   absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                     int op) override;
-  std::vector<std::byte> TakeRankState(MicroBatchId id) override;
+  std::vector<std::byte> TakeRankState(MicroBatchId id, int op) override;
+  absl::StatusOr<bool> RankStateReady(MicroBatchId id, int op) override;
   absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId id, int op, int64_t first_row) override;
   absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) override;
   absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override;

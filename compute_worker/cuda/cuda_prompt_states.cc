@@ -98,7 +98,12 @@ absl::Status CudaPromptStates::Allocate(int micro_batches) {
   steps_.resize(micro_batches);
   for (Step& step : steps_) {
     step.groups.resize(table_.group_count());
-    DT_ASSIGN_OR_RETURN(step.left_for_next_rank, device_.CreateEvent());
+    step.given.ops.resize(table_.op_count());
+    step.taken.ops.resize(table_.op_count());
+    for (int op = 0; op < table_.op_count(); ++op)
+      if (table_.linear(table_.op_group[op]) != nullptr) {
+        DT_ASSIGN_OR_RETURN(step.given.ops[op].there, device_.CreateEvent());
+      }
   }
   for (int g = 0; g < table_.group_count(); ++g) {
     const proto::LinearSpec* const spec = table_.linear(LayerGroup(static_cast<uint16_t>(g)));
@@ -146,11 +151,27 @@ absl::Status CudaPromptStates::GrowSlots(const ComputeWorkerCore& core, MicroBat
   return absl::OkStatus();
 }
 
+absl::Status CudaPromptStates::GrowRankStates(Step& step) {
+  step.given.all_bytes = step.taken.all_bytes = 0;
+  const auto add = [](RankStates& states, int op, bool crosses, int64_t bytes) {
+    states.ops[op].at = states.all_bytes;
+    states.ops[op].bytes = crosses ? bytes : 0;
+    states.all_bytes += states.ops[op].bytes;
+  };
+  for (int op = 0; op < table_.op_count(); ++op)
+    for (const StatePlan::Wave& wave : step.groups[table_.op_group[op].value()].plan.waves)
+      for (const StatePlan::Entry& entry : wave.entries) {  // a step of a group has one
+        add(step.given, op, entry.state.passed_on, entry.after_bytes);
+        add(step.taken, op, entry.state.chained, entry.before_bytes);
+      }
+  DT_RETURN_IF_ERROR(Grow(step.given.memory, step.given.all_bytes, /*pinned=*/true));
+  return Grow(step.taken.memory, step.taken.all_bytes, /*pinned=*/true);
+}
+
 absl::Status CudaPromptStates::Prepare(const ComputeWorkerCore& core, CudaBatch& batch, const StepWire& wire) {
   Step& step = steps_[batch.id.value()];
-  step.for_next_rank_bytes = 0;
   DT_RETURN_IF_ERROR(GrowSlots(core, batch.id));
-  size_t width = 0, blocks = 0, arriving = 0, leaving = 0, workspace = 0, next_rank = 0;
+  size_t width = 0, blocks = 0, arriving = 0, leaving = 0, workspace = 0;
   for (int g = 0; g < table_.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const proto::LinearSpec* const spec = table_.linear(group);
@@ -164,9 +185,7 @@ absl::Status CudaPromptStates::Prepare(const ComputeWorkerCore& core, CudaBatch&
       leaving = std::max<size_t>(leaving, wave.leaving_bytes);
       for (const StatePlan::Entry& entry : wave.entries) {
         if (entry.state.chained) arriving = std::max<size_t>(arriving, entry.before_bytes);
-        if (!entry.state.passed_on) continue;
-        leaving = std::max<size_t>(leaving, entry.after_bytes);
-        next_rank = std::max<size_t>(next_rank, entry.after_bytes);
+        if (entry.state.passed_on) leaving = std::max<size_t>(leaving, entry.after_bytes);
       }
       StateLaunch launch = shapes_[g].launch;
       launch.unit_count = wave.units;
@@ -179,7 +198,7 @@ absl::Status CudaPromptStates::Prepare(const ComputeWorkerCore& core, CudaBatch&
   DT_RETURN_IF_ERROR(Grow(workspace_, workspace));
   DT_RETURN_IF_ERROR(Grow(arriving_, arriving));
   DT_RETURN_IF_ERROR(Grow(leaving_, leaving));
-  DT_RETURN_IF_ERROR(Grow(step.for_next_rank, next_rank, /*pinned=*/true));
+  DT_RETURN_IF_ERROR(GrowRankStates(step));
   for (GroupStep& own : step.groups)
     if (own.tables != nullptr) DT_RETURN_IF_ERROR(SendTables(own));
   return absl::OkStatus();
@@ -264,7 +283,9 @@ absl::Status CudaPromptStates::LoadBefore(const WaveView& view) {
       const std::span<const std::byte> state = view.core.RankState(view.batch.id, view.op);
       if (static_cast<int64_t>(state.size()) != entry.before_bytes)
         return Internal("attention op ", view.op, ": the rank before left ", state.size(), " bytes of a state");
-      DT_RETURN_IF_ERROR(stream.Copy(from, state.data(), state.size()));
+      std::byte* const taken = steps_[view.batch.id.value()].taken.of(view.op);
+      std::memcpy(taken, state.data(), state.size());  // from other memory a copy would wait for the stream
+      DT_RETURN_IF_ERROR(stream.Copy(from, taken, state.size()));
     }
     DT_RETURN_IF_ERROR(kernels::cuda::UnpackStates(stream, view.Of(entry.before, from)));
   }
@@ -318,21 +339,21 @@ absl::Status CudaPromptStates::LeaveStates(const WaveView& view) {
 // In the step's stream: its receiver waits for it.
 absl::Status CudaPromptStates::LeaveForNextRank(const WaveView& view, const StatePlan::Entry& entry) {
   CudaStream& stream = view.batch.stream();
-  Step& step = steps_[view.batch.id.value()];
+  RankStates& given = steps_[view.batch.id.value()].given;
   if (leaving_used_) DT_RETURN_IF_ERROR(stream.Wait(leaving_free_));
   DT_RETURN_IF_ERROR(kernels::cuda::PackStates(stream, view.Of(entry.after, leaving_->data())));
-  DT_RETURN_IF_ERROR(stream.Copy(step.for_next_rank->data(), leaving_->data(), entry.after_bytes));
-  step.for_next_rank_bytes = static_cast<size_t>(entry.after_bytes);
-  return stream.Record(step.left_for_next_rank);
+  DT_RETURN_IF_ERROR(stream.Copy(given.of(view.op), leaving_->data(), entry.after_bytes));
+  return stream.Record(given.ops[view.op].there);
 }
 
-absl::StatusOr<std::vector<std::byte>> CudaPromptStates::TakeRankState(MicroBatchId id) {
-  Step& step = steps_[id.value()];
-  const size_t bytes = std::exchange(step.for_next_rank_bytes, 0);
-  if (bytes == 0) return std::vector<std::byte>();
-  DT_RETURN_IF_ERROR(step.left_for_next_rank.Synchronize());
-  const std::byte* const from = step.for_next_rank->data();
-  return std::vector<std::byte>(from, from + bytes);
+absl::StatusOr<bool> CudaPromptStates::RankStateReady(MicroBatchId id, int op) const {
+  return steps_[id.value()].given.ops[op].there.Done();
+}
+
+std::vector<std::byte> CudaPromptStates::TakeRankState(MicroBatchId id, int op) const {
+  const RankStates& given = steps_[id.value()].given;
+  const std::byte* const from = given.of(op);
+  return std::vector<std::byte>(from, from + given.ops[op].bytes);
 }
 
 }  // namespace dovetail::compute

@@ -46,8 +46,9 @@ class CudaPromptStates {
   absl::Status Run(const ComputeWorkerCore& core, int op, CudaBatch& batch, StepWire& wire,
                    kernels::cuda::CudaStream& copies);
 
-  // What Run left for the next rank of a group; given once. Waits for the device.
-  absl::StatusOr<std::vector<std::byte>> TakeRankState(MicroBatchId id);
+  // What Run of an op leaves for the next rank of a group, and whether it is there. kInternal: the device is lost.
+  std::vector<std::byte> TakeRankState(MicroBatchId id, int op) const;
+  absl::StatusOr<bool> RankStateReady(MicroBatchId id, int op) const;
 
   // o of the op at hand, [rows, heads * value_dim] in the wire type; rows of other entries are the caller's to fill.
   // Valid until the micro-batch's next Prepare.
@@ -63,12 +64,22 @@ class CudaPromptStates {
     StatePlan plan;
     const std::byte* blocks = nullptr;  // that the tables name: another step may have replaced them since
   };
+  // States that go to the next rank of a group, or come from the one before, in pinned memory: each op has its own,
+  // since the GPU may be several ops behind.
+  struct RankStates {
+    struct Op {
+      int64_t at = 0, bytes = 0;
+      kernels::cuda::CudaEvent there;  // of those that go
+    };
+    BufferPtr memory;
+    std::vector<Op> ops;
+    int64_t all_bytes = 0;
+    std::byte* of(int op) const { return memory->data() + ops[op].at; }
+  };
   struct Step {
     std::vector<GroupStep> groups;
     BufferPtr attended;
-    BufferPtr for_next_rank;  // pinned
-    size_t for_next_rank_bytes = 0;
-    kernels::cuda::CudaEvent left_for_next_rank;
+    RankStates given, taken;
   };
   // What Run needs of one wave of entries.
   struct WaveView;
@@ -80,6 +91,7 @@ class CudaPromptStates {
   absl::Status Upload(const std::vector<float>& values, BufferPtr& out);
   absl::Status Grow(BufferPtr& buffer, size_t bytes, bool pinned = false);
   absl::Status GrowSlots(const ComputeWorkerCore& core, MicroBatchId id);
+  absl::Status GrowRankStates(Step& step);
   absl::Status SendTables(GroupStep& step);
   absl::Status LoadBefore(const WaveView& view);
   absl::Status Append(const WaveView& view);
