@@ -44,8 +44,6 @@ class Checker {
   }
 
   absl::Status Check() {
-    const auto named_root = [](const Rule& rule) { return rule.name == "root"; };
-    if (std::none_of(rules_.begin(), rules_.end(), named_root)) return BadField(param_, "has no rule root");
     for (const Rule& rule : rules_)
       if (Size(rule.alternatives) > kMaxGbnfParts)
         return At(rule, "has more than ", kMaxGbnfParts, " parts, each counted as often as it is repeated at most");
@@ -164,15 +162,20 @@ std::string Written(const std::vector<Sequence>& alternatives) {
 
 }  // namespace
 
+absl::StatusOr<std::string> EnforceableRules(const std::vector<Rule>& rules, int root, const std::string& param) {
+  DT_RETURN_IF_ERROR(Checker(rules, param).Check());
+  std::string written = absl::StrFormat("root ::= r%d\n", root);
+  for (size_t i = 0; i < rules.size(); ++i)
+    written += absl::StrFormat("r%d ::= %s\n", i, Written(rules[i].alternatives));
+  return written;
+}
+
 absl::StatusOr<std::string> EnforceableGbnf(const std::string& text, const std::string& param) {
   DT_ASSIGN_OR_RETURN(const std::vector<Rule> rules, gbnf::ReadRules(text, param));
-  DT_RETURN_IF_ERROR(Checker(rules, param).Check());
-  std::string written;
-  for (size_t i = 0; i < rules.size(); ++i) {
-    if (rules[i].name == "root") written.insert(0, absl::StrFormat("root ::= r%d\n", i));
-    written += absl::StrFormat("r%d ::= %s\n", i, Written(rules[i].alternatives));
-  }
-  return written;
+  const auto named_root = [](const Rule& rule) { return rule.name == "root"; };
+  const auto root = std::find_if(rules.begin(), rules.end(), named_root);
+  if (root == rules.end()) return BadField(param, "has no rule root");
+  return EnforceableRules(rules, static_cast<int>(root - rules.begin()), param);
 }
 
 }  // namespace dovetail::server

@@ -1,7 +1,9 @@
 #pragma once
 #include <string>
+#include <vector>
 
 #include "base/status.h"
+#include "server/openai/gbnf_rules.h"
 
 namespace dovetail::server {
 
@@ -13,5 +15,8 @@ inline constexpr int kMaxGbnfParts = 20'000;  // of a rule, each counted as ofte
 // kInvalidArgument names `param`, the line and what is wrong there (gbnf_rules.h; no rule root; a rule that may begin
 // with itself, that never ends, or that is too large). About linear in the text. Pure; thread-safe.
 absl::StatusOr<std::string> EnforceableGbnf(const std::string& text, const std::string& param);
+
+// Likewise of rules that were read, whichever notation they came in; `root` is the index of that of the text.
+absl::StatusOr<std::string> EnforceableRules(const std::vector<gbnf::Rule>& rules, int root, const std::string& param);
 
 }  // namespace dovetail::server

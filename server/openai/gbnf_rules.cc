@@ -6,49 +6,16 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "model/tokenizer/utf8.h"
 #include "server/openai/api_error.h"
+#include "server/openai/gbnf_characters.h"
 
 namespace dovetail::server::gbnf {
 namespace {
 
-constexpr uint32_t kLastCodePoint = 0x10FFFF, kSurrogates = 0xD800, kBehindSurrogates = 0xE000;
-using Ranges = std::vector<std::pair<uint32_t, uint32_t>>;
-
 bool InName(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
-}
-
-// As the compiler's notation has it in literals and classes.
-std::string Spelled(uint32_t c) {
-  const bool plain = c >= 128 || absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == ' ';
-  if (!plain) return absl::StrFormat("\\U%08X", c);
-  std::string text;
-  model::AppendUtf8(c, text);
-  return text;
-}
-
-// As a class of the compiler's notation. Its opposites are spelled out, since they take surrogates there.
-std::string ClassOf(Ranges ranges, bool negated) {
-  std::sort(ranges.begin(), ranges.end());
-  std::string text;
-  const auto add = [&](uint32_t first, uint32_t last) {
-    if (first <= last) text += first == last ? Spelled(first) : absl::StrCat(Spelled(first), "-", Spelled(last));
-  };
-  const auto add_characters = [&](uint32_t first, uint32_t last) {
-    add(first, std::min(last, kSurrogates - 1));
-    add(std::max(first, kBehindSurrogates), last);
-  };
-  uint32_t next = 1;  // of what the ranges so far leave out; no text holds NUL
-  for (const auto& [first, last] : ranges) {
-    if (!negated) add_characters(std::max(first, 1u), last);
-    if (negated && first > next) add_characters(next, first - 1);
-    next = std::max(next, last + 1);
-  }
-  if (negated) add_characters(next, kLastCodePoint);
-  return text.empty() ? "" : absl::StrCat("[", text, "]");
 }
 
 class Reader {
@@ -144,7 +111,7 @@ class Reader {
     } else if (Take("[")) {
       DT_RETURN_IF_ERROR(Class(part));
     } else if (Take(".")) {
-      part.terminal = ClassOf({}, /*negated=*/true);
+      part.terminal = ClassOf(Normal({}, /*negated=*/true));
     } else if (Take("(")) {
       DT_ASSIGN_OR_RETURN(part.alternatives, Alternatives(depth + 1));
       if (!Take(")")) return Bad("a ) is missing");
@@ -183,7 +150,7 @@ class Reader {
       if (last < first) return Bad("a range of characters ends before it begins");
       ranges.emplace_back(first, last);
     }
-    part.terminal = ClassOf(std::move(ranges), negated);
+    part.terminal = ClassOf(Normal(std::move(ranges), negated));
     if (part.terminal.empty()) return Bad("a class that no character is in");
     return absl::OkStatus();
   }
@@ -201,7 +168,7 @@ class Reader {
     } else {
       DT_ASSIGN_OR_RETURN(c, Escape(text_[at_++]));
     }
-    if (c > kLastCodePoint || (c >= kSurrogates && c < kBehindSurrogates))
+    if (c > kLastCodePoint || (c >= kFirstSurrogate && c < kBehindSurrogates))
       return Bad("no text has the character ", absl::StrFormat("U+%04X", c));
     return c;
   }

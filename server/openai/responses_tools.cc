@@ -15,12 +15,15 @@ std::string TypeOf(const Json& tool) {
   return tool.is_object() && type != tool.end() && type->is_string() ? type->get<std::string>() : "";
 }
 
-void Offer(Json function, const std::string& path, ChatBody& chat) {
+// `format`: of its input, or null.
+void Offer(Json function, const std::string& path, ChatBody& chat, const Json* format = nullptr) {
   Json& all = chat.body["tools"];
   const std::string at = absl::StrCat("tools.", all.size());
   chat.names.Add(at, path);
   chat.names.Add(absl::StrCat(at, ".function"), path);
+  chat.names.Add(absl::StrCat(at, ".format"), absl::StrCat(path, ".format"));
   all.push_back({{"type", "function"}, {"function", std::move(function)}});
+  if (format != nullptr) all.back()["format"] = *format;
 }
 
 // `about`: what the namespace says of itself, in front of the function's own description.
@@ -40,22 +43,28 @@ absl::Status OfferFunction(const FieldReader& tool, const std::string& path, con
   return absl::OkStatus();
 }
 
+// What a model is told of the grammar that its input is held to; tools.cc checks it.
+std::string AboutGrammar(const Json* format) {
+  if (format == nullptr || TypeOf(*format) != "grammar") return "";
+  const auto text = [format](const char* name) {
+    const auto at = format->find(name);
+    return at != format->end() && at->is_string() ? at->get<std::string>() : std::string();
+  };
+  return absl::StrCat("\nThe input follows this grammar (", text("syntax"), "):\n", text("definition"));
+}
+
 absl::Status OfferCustom(const FieldReader& tool, const std::string& path, ChatBody& chat) {
-  if (const Json* format = tool.Find("format")) {
-    if (TypeOf(*format) != "text")
-      return BadField(absl::StrCat(tool.Path("format"), ".type"),
-                      "must be text: a grammar of a custom tool's input is not enforced here");
-  }
+  const Json* const format = tool.Find("format");
   DT_ASSIGN_OR_RETURN(const auto name, tool.String("name", kMaxText));
   DT_ASSIGN_OR_RETURN(const auto description, tool.String("description", kMaxText));
-  Json function = {{"description", description.value_or("")},
+  Json function = {{"description", absl::StrCat(description.value_or(""), AboutGrammar(format))},
                    {"parameters",
                     {{"type", "object"},
                      {"properties", {{"input", {{"type", "string"}}}}},
                      {"required", Json::array({"input"})},
                      {"additionalProperties", false}}}};
   if (name) function["name"] = *name;
-  Offer(std::move(function), path, chat);
+  Offer(std::move(function), path, chat, format);
   return absl::OkStatus();
 }
 

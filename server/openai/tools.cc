@@ -8,6 +8,7 @@
 #include "server/openai/answers/marks.h"
 #include "server/openai/field_reader.h"
 #include "server/openai/json_schema.h"
+#include "server/openai/lark.h"
 
 namespace dovetail::server {
 namespace {
@@ -19,6 +20,7 @@ struct Offered {
   Tool tool;
   std::string path;            // of its function
   std::optional<bool> strict;  // what the client says
+  bool has_grammar = false;    // of its input
 };
 
 absl::Status CheckName(const std::string& name, const std::string& path) {
@@ -38,9 +40,30 @@ absl::StatusOr<Json> ParametersOf(const FieldReader& function) {
   return *given;
 }
 
+// The grammar of a tool's `input`, where it has one: {type: grammar, syntax: lark or regex, definition}.
+absl::StatusOr<std::string> InputGrammarOf(const FieldReader& tool, const CallFormat* calls) {
+  const Json* given = tool.Find("format");
+  if (given == nullptr) return "";
+  const std::string path = tool.Path("format");
+  if (!given->is_object()) return BadField(path, "must be an object, not ", Describe(*given));
+  const FieldReader format(*given, path);
+  DT_ASSIGN_OR_RETURN(const auto type, format.String("type", 64));
+  if (type == "text") return "";
+  if (type != "grammar") return BadField(format.Path("type"), "must be text or grammar");
+  if (calls != nullptr && !calls->json_arguments)
+    return BadField(format.Path("type"), "must be text: the calls of this model's format (", std::string(calls->name),
+                    ") have marks that a grammar's text might hold");
+  DT_ASSIGN_OR_RETURN(const auto syntax, format.String("syntax", 64));
+  DT_ASSIGN_OR_RETURN(const auto definition, format.String("definition", kMaxDescription));
+  if (!definition) return BadField(format.Path("definition"), "is required");
+  if (syntax == "lark") return EnforceableLark(*definition, format.Path("definition"), gbnf::Spelling::kJson);
+  if (syntax == "regex") return EnforceableLarkRegex(*definition, format.Path("definition"), gbnf::Spelling::kJson);
+  return BadField(format.Path("syntax"), "must be lark or regex");
+}
+
 // Adds to `shown` what the template gets of it: all but `strict`, which is no business of the model's, and with a
 // description, which many templates write without a look.
-absl::StatusOr<Offered> ParseTool(const Json& value, const std::string& path, Json& shown) {
+absl::StatusOr<Offered> ParseTool(const Json& value, const std::string& path, const CallFormat* calls, Json& shown) {
   if (!value.is_object()) return BadField(path, "must be an object with type and function, not ", Describe(value));
   const FieldReader reader(value, path);
   DT_ASSIGN_OR_RETURN(const auto type, reader.String("type", 64));
@@ -58,7 +81,10 @@ absl::StatusOr<Offered> ParseTool(const Json& value, const std::string& path, Js
   Offered offered{{*name, {}}, function.Path("parameters"), {}};
   if (const Json* strict = function.Find("strict")) offered.strict = strict->get<bool>();
   DT_ASSIGN_OR_RETURN(offered.tool.parameters, ParametersOf(function));
+  DT_ASSIGN_OR_RETURN(offered.tool.input_grammar, InputGrammarOf(reader, calls));
+  offered.has_grammar = !offered.tool.input_grammar.empty();
   Json copy = value;
+  copy.erase("format");
   copy["function"].erase("strict");
   copy["function"]["parameters"] = offered.tool.parameters;
   if (function.Find("description") == nullptr) copy["function"]["description"] = "";
@@ -66,13 +92,13 @@ absl::StatusOr<Offered> ParseTool(const Json& value, const std::string& path, Js
   return offered;
 }
 
-absl::StatusOr<std::vector<Offered>> ParseOffered(const Json& value, Json& shown) {
+absl::StatusOr<std::vector<Offered>> ParseOffered(const Json& value, const CallFormat* calls, Json& shown) {
   if (!value.is_array()) return BadField("tools", "must be an array of functions, not ", Describe(value));
   if (value.size() > kMaxTools) return BadField("tools", value.size(), " tools; at most ", kMaxTools, " are allowed");
   std::vector<Offered> all;
   for (const Json& one : value) {
     const std::string path = absl::StrCat("tools.", all.size());
-    DT_ASSIGN_OR_RETURN(Offered offered, ParseTool(one, path, shown));
+    DT_ASSIGN_OR_RETURN(Offered offered, ParseTool(one, path, calls, shown));
     for (const Offered& other : all)
       if (other.tool.name == offered.tool.name)
         return BadField(absl::StrCat(path, ".function.name"), Describe(Json(offered.tool.name)),
@@ -143,7 +169,7 @@ absl::StatusOr<ToolUse> ParseTools(const Json& body, const ServedModel& model, b
   shown = Json::array();
   std::vector<Offered> offered;
   if (const Json* tools = reader.Find("tools")) {
-    DT_ASSIGN_OR_RETURN(offered, ParseOffered(*tools, shown));
+    DT_ASSIGN_OR_RETURN(offered, ParseOffered(*tools, model.calls, shown));
   }
   DT_ASSIGN_OR_RETURN(const Choice choice, ParseChoice(reader.Find("tool_choice"), offered));
   DT_ASSIGN_OR_RETURN(use.parallel, reader.Bool("parallel_tool_calls", true));
@@ -158,15 +184,15 @@ absl::StatusOr<ToolUse> ParseTools(const Json& body, const ServedModel& model, b
                     "the chat template of this model writes calls in no format that is known here; if the "
                     "model knows one, start the server with --tool-call-parser");
   use.required = choice.required;
-  const bool strict =
-      std::any_of(offered.begin(), offered.end(), [](const Offered& one) { return one.strict == true; });
+  const bool strict = std::any_of(offered.begin(), offered.end(),
+                                  [](const Offered& one) { return one.strict == true || one.has_grammar; });
   std::vector<Tool> enforced;
   for (const Offered& one : offered) {
     use.tools.push_back(one.tool);
     if (!choice.required && !strict && !with_format) continue;
     if (!choice.function.empty() && one.tool.name != choice.function) continue;
     DT_ASSIGN_OR_RETURN(Json schema, Enforced(one, choice.required));
-    enforced.push_back({one.tool.name, std::move(schema)});
+    enforced.push_back({one.tool.name, std::move(schema), one.tool.input_grammar});
   }
   if (enforced.empty()) return use;
   use.param = choice.required ? "tool_choice" : "tools";

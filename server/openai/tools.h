@@ -25,8 +25,8 @@ struct ToolUse {
 // `tools`, `tool_choice` and `parallel_tool_calls` of a body. Sets `shown` to what the chat template gets (null: no
 // tools). kInvalidArgument names the field: what is malformed, tools of one name, a choice that is not among them, or
 // parameters that are to be enforced and cannot be. Those are enforced with a choice of "required" or a function, and
-// with `strict`; `strict: false` asks for any object.
-// `with_format`: the answer may also be something that is enforced, so that calls are, too.
+// with `strict`; `strict: false` asks for any object. A tool's `format` is a grammar of its one argument `input`, which
+// is always enforced. `with_format`: the answer may also be something that is enforced, so that calls are, too.
 absl::StatusOr<ToolUse> ParseTools(const Json& body, const ServedModel& model, bool with_format, Json& shown);
 
 // `tool_calls` of a message at `path`, as templates get them: arguments as objects where they are. Adds each id to

@@ -26,6 +26,7 @@ constexpr Target kTargets[] = {
     {"control", FuzzControl},
     {"frame", FuzzFrame},
     {"gbnf", FuzzGbnf},
+    {"lark", FuzzLark},
     {"gguf", FuzzGguf},
     {"http_request", FuzzHttpRequest},
     {"safetensors", FuzzSafetensors},

@@ -15,6 +15,7 @@ void FuzzChatTemplate(const uint8_t* data, size_t size);
 void FuzzControl(const uint8_t* data, size_t size);
 void FuzzFrame(const uint8_t* data, size_t size);
 void FuzzGbnf(const uint8_t* data, size_t size);
+void FuzzLark(const uint8_t* data, size_t size);
 void FuzzGguf(const uint8_t* data, size_t size);
 void FuzzHttpRequest(const uint8_t* data, size_t size);
 void FuzzSafetensors(const uint8_t* data, size_t size);

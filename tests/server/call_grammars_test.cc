@@ -4,8 +4,11 @@
 
 #include <optional>
 #include <random>
+#include <regex>
 
 #include "server/openai/answer.h"
+#include "server/openai/lark.h"
+#include "server/openai/responses_tools.h"
 #include "tests/server/byte_grammars.h"
 #include "tests/server/test_model.h"
 
@@ -165,6 +168,40 @@ TEST_P(CallGrammars, FreeTextHasValidCallsOnly) {
     EXPECT_EQ(drawn_[i].names.size(), 1u) << texts_[i];
     EXPECT_EQ(drawn_[i].content, text) << texts_[i];
   }
+}
+
+// Of a custom tool: its input is what the grammar says, whatever a JSON string makes of its characters.
+TEST_P(CallGrammars, AnInputHasItsGrammar) {
+  const CallFormat& format = *FindCallFormat(GetParam());
+  const std::vector<Tool> tools = {
+      {"patch", *ParseJson(R"({"type":"object","properties":{"input":{"type":"string"}},"required":["input"]})"),
+       *EnforceableLark("start: (LINE LF)~1..2\nLINE: \"+\" /[a\"\\\\\\t<]{0,6}/\nLF: /\\n/", "g",
+                        gbnf::Spelling::kJson)}};
+  if (!format.json_arguments) return;
+  ToolUse use{.tools = tools, .required = true};
+  use.grammar = format.grammar(tools, true, [](std::string_view mark) {
+    return Json{{"type", "const_string"}, {"value", std::string(mark)}};
+  });
+  served_->calls = &format;
+  if (GetParam() == "openai") served_->thoughts = FindThoughtFormat("openai");
+  const auto compiled = ByteGrammars()->Compile(AnswerGrammar("", use, ThoughtState::kNone, *served_));
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  spec_.calls = &format;
+  spec_.tools = tools;
+  int inputs = 0;
+  const std::regex expected("(\\+[a\"\\\\\t<]{0,6}\n){1,2}");
+  for (int i = 0; i < 60 && inputs < 12; ++i) {
+    const auto text = Draw(*compiled, "", random_);
+    if (!text) continue;
+    const Drawn drawn = Read(spec_, *text);
+    EXPECT_EQ(drawn.content, "") << *text;
+    for (const std::string& arguments : drawn.arguments) {
+      const std::string input = InputOf(arguments);
+      EXPECT_TRUE(std::regex_match(input, expected)) << *text << "\n" << input;
+      ++inputs;
+    }
+  }
+  EXPECT_GE(inputs, 12);
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, CallGrammars, ::testing::ValuesIn(CallFormatNames()),

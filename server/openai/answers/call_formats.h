@@ -18,6 +18,9 @@ namespace dovetail::server {
 struct Tool {
   std::string name;
   Json parameters;
+  // Of the text in the one parameter `input`, as it stands in a JSON string (grammar::Kind::kEbnf). Empty: there is no
+  // such grammar.
+  std::string input_grammar = {};
 };
 
 // How a mark is spelled in a grammar: as text or, where it is a special token of the model, as that token.
@@ -31,7 +34,8 @@ struct CallFormat {
   // The answers that are calls and nothing else, as a format of xgrammar's structural tags. `several`: one or more
   // calls; else one.
   Json (*grammar)(const std::vector<Tool>& tools, bool several, const MarkSpeller& mark);
-  bool alnum_ids = false;  // the model's templates take ids of nine letters and digits only
+  bool alnum_ids = false;      // the model's templates take ids of nine letters and digits only
+  bool json_arguments = true;  // else each argument stands between marks, as it is
 };
 
 // Null: there is no such format.

@@ -56,9 +56,9 @@ Json GrammarOf(const std::vector<Tool>& tools, bool several, const MarkSpeller& 
     Json::array_t one = {mark(kCall)};
     if (fenced) {
       one.insert(one.end(), {parts::Text("function"), mark(kSeparator), parts::Text(tool.name + "\n```json\n"),
-                             parts::Schema(tool.parameters), parts::Text("\n```")});
+                             parts::Arguments(tool), parts::Text("\n```")});
     } else {
-      one.insert(one.end(), {parts::Text(tool.name), mark(kSeparator), parts::Schema(tool.parameters)});
+      one.insert(one.end(), {parts::Text(tool.name), mark(kSeparator), parts::Arguments(tool)});
     }
     one.push_back(mark(kCallEnd));
     calls.push_back(parts::Sequence(std::move(one)));

@@ -3,6 +3,7 @@
 #include <string_view>
 #include <vector>
 
+#include "server/openai/answers/call_formats.h"
 #include "server/openai/json.h"
 
 // Parts of xgrammar's structural tags, as JSON. Pure; thread-safe.
@@ -22,6 +23,11 @@ inline Json Schema(const Json& schema, std::string_view style = "json") {
           {"json_schema", schema},
           {"style", std::string(style)},
           {"max_whitespace_cnt", kMaxWhitespace}};
+}
+// What a call's arguments are as JSON.
+inline Json Arguments(const Tool& tool) {
+  if (tool.input_grammar.empty()) return Schema(tool.parameters);
+  return Sequence({Text("{\"input\": \""), Json{{"type", "grammar"}, {"grammar", tool.input_grammar}}, Text("\"}")});
 }
 // `one`, and more of it behind `separator` if `several`.
 inline Json List(const Json& one, const Json& separator, bool several) {

@@ -42,8 +42,8 @@ std::unique_ptr<AnswerParser> Parser(const std::vector<Tool>&) {
 Json Grammar(const std::vector<Tool>& tools, bool several, const MarkSpeller& mark) {
   Json::array_t calls;
   for (const Tool& tool : tools)
-    calls.push_back(parts::Sequence({parts::Text("{\"name\": \"" + tool.name + "\", \"arguments\": "),
-                                     parts::Schema(tool.parameters), parts::Text("}")}));
+    calls.push_back(parts::Sequence(
+        {parts::Text("{\"name\": \"" + tool.name + "\", \"arguments\": "), parts::Arguments(tool), parts::Text("}")}));
   return parts::Sequence({mark("<|tool_call|>"), parts::Text("["),
                           parts::List(parts::OneOf(std::move(calls)), parts::Text(", "), several), parts::Text("]")});
 }

@@ -121,7 +121,7 @@ Json Grammar(const std::vector<Tool>& tools, bool, const MarkSpeller& mark) {
   for (const Tool& tool : tools)
     calls.push_back(
         parts::Sequence({mark(kChannel), parts::Text("commentary to=functions." + tool.name + " "),
-                         mark("<|constrain|>"), parts::Text("json"), mark(kMessage), parts::Schema(tool.parameters)}));
+                         mark("<|constrain|>"), parts::Text("json"), mark(kMessage), parts::Arguments(tool)}));
   return parts::OneOf(std::move(calls));
 }
 

@@ -35,7 +35,7 @@ Json Grammar(const std::vector<Tool>& tools, bool several, const MarkSpeller& ma
   for (const Tool& tool : tools)
     calls.push_back(
         parts::Sequence({mark("<tool_call>"), parts::Text("\n{\"name\": \"" + tool.name + "\", \"arguments\": "),
-                         parts::Schema(tool.parameters), parts::Text("}\n"), mark("</tool_call>")}));
+                         parts::Arguments(tool), parts::Text("}\n"), mark("</tool_call>")}));
   return parts::List(parts::OneOf(std::move(calls)), parts::Text("\n"), several);
 }
 

@@ -45,7 +45,7 @@ Json Grammar(const std::vector<Tool>& tools, bool several, const MarkSpeller& ma
                                      parts::Text("functions." + tool.name + ":"),
                                      {{"type", "regex"}, {"pattern", "[0-9]{1,4}"}},
                                      mark("<|tool_call_argument_begin|>"),
-                                     parts::Schema(tool.parameters),
+                                     parts::Arguments(tool),
                                      mark("<|tool_call_end|>")}));
   const Json one = parts::OneOf(std::move(calls));
   return parts::Sequence({mark("<|tool_calls_section_begin|>"),

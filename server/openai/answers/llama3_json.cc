@@ -44,8 +44,8 @@ std::unique_ptr<AnswerParser> Parser(const std::vector<Tool>& tools) {
 Json Grammar(const std::vector<Tool>& tools, bool, const MarkSpeller&) {
   Json::array_t calls;
   for (const Tool& tool : tools)
-    calls.push_back(parts::Sequence({parts::Text("{\"name\": \"" + tool.name + "\", \"parameters\": "),
-                                     parts::Schema(tool.parameters), parts::Text("}")}));
+    calls.push_back(parts::Sequence(
+        {parts::Text("{\"name\": \"" + tool.name + "\", \"parameters\": "), parts::Arguments(tool), parts::Text("}")}));
   return parts::OneOf(std::move(calls));
 }
 

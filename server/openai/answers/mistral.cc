@@ -48,8 +48,8 @@ std::unique_ptr<AnswerParser> Parser(const std::vector<Tool>&) {
 Json Grammar(const std::vector<Tool>& tools, bool several, const MarkSpeller& mark) {
   Json::array_t calls;
   for (const Tool& tool : tools)
-    calls.push_back(parts::Sequence(
-        {mark("[TOOL_CALLS]"), parts::Text(tool.name), mark("[ARGS]"), parts::Schema(tool.parameters)}));
+    calls.push_back(
+        parts::Sequence({mark("[TOOL_CALLS]"), parts::Text(tool.name), mark("[ARGS]"), parts::Arguments(tool)}));
   const Json one = parts::OneOf(std::move(calls));
   return several ? Json{{"type", "plus"}, {"content", one}} : one;
 }
@@ -57,8 +57,8 @@ Json Grammar(const std::vector<Tool>& tools, bool several, const MarkSpeller& ma
 Json ArrayGrammar(const std::vector<Tool>& tools, bool several, const MarkSpeller& mark) {
   Json::array_t calls;
   for (const Tool& tool : tools)
-    calls.push_back(parts::Sequence({parts::Text("{\"name\": \"" + tool.name + "\", \"arguments\": "),
-                                     parts::Schema(tool.parameters), parts::Text("}")}));
+    calls.push_back(parts::Sequence(
+        {parts::Text("{\"name\": \"" + tool.name + "\", \"arguments\": "), parts::Arguments(tool), parts::Text("}")}));
   return parts::Sequence({mark("[TOOL_CALLS]"), parts::Text("["),
                           parts::List(parts::OneOf(std::move(calls)), parts::Text(", "), several), parts::Text("]")});
 }

@@ -59,8 +59,7 @@ std::unique_ptr<AnswerParser> Parser(const std::vector<Tool>& tools) {
 Json Grammar(const std::vector<Tool>& tools, bool several, const MarkSpeller&) {
   Json::array_t calls;
   for (const Tool& tool : tools)
-    calls.push_back(
-        parts::Sequence({parts::Text(tool.name + "(**"), parts::Schema(tool.parameters), parts::Text(")")}));
+    calls.push_back(parts::Sequence({parts::Text(tool.name + "(**"), parts::Arguments(tool), parts::Text(")")}));
   return parts::Sequence(
       {parts::Text("["), parts::List(parts::OneOf(std::move(calls)), parts::Text(", "), several), parts::Text("]")});
 }

@@ -92,7 +92,8 @@ Json MinimaxGrammar(const std::vector<Tool>& tools, bool several, const MarkSpel
 
 const CallFormat& Qwen3CoderFormat() {
   static const CallFormat format{
-      "qwen3_coder", "<tool_call>", {"<tool_call>", "</tool_call>"}, Parser<Qwen3Coder>, QwenGrammar};
+      "qwen3_coder",       "<tool_call>",           {"<tool_call>", "</tool_call>"}, Parser<Qwen3Coder>, QwenGrammar,
+      /*alnum_ids=*/false, /*json_arguments=*/false};
   return format;
 }
 
@@ -101,7 +102,9 @@ const CallFormat& MinimaxM2Format() {
                                  "<minimax:tool_call>",
                                  {"<minimax:tool_call>", "</minimax:tool_call>"},
                                  Parser<MinimaxM2>,
-                                 MinimaxGrammar};
+                                 MinimaxGrammar,
+                                 /*alnum_ids=*/false,
+                                 /*json_arguments=*/false};
   return format;
 }
 
