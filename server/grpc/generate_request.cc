@@ -16,9 +16,6 @@ namespace {
 
 absl::Status CheckServed(const pb::GenerateRequest& request) {
   const pb::SamplingParams& params = request.sampling_params();
-  if (params.has_structural_tag())
-    return Unimplemented(
-        "sampling_params.structural_tag: is not served here; use json_schema, json_object, regex, grammar or choice");
   const bool constrained = params.constraint_case() != pb::SamplingParams::CONSTRAINT_NOT_SET &&
                            (!params.has_json_object() || params.json_object());
   if (constrained && params.ignore_eos())
@@ -52,7 +49,7 @@ Json ConstraintOf(const pb::SamplingParams& params, FieldNames& names) {
       const auto& choices = params.choice().choices();
       return as("choice", "choice.choices", std::vector<std::string>(choices.begin(), choices.end()));
     }
-    case pb::SamplingParams::kStructuralTag:
+    case pb::SamplingParams::kStructuralTag: return as("structural_tag", "structural_tag", params.structural_tag());
     case pb::SamplingParams::CONSTRAINT_NOT_SET: break;
   }
   return nullptr;

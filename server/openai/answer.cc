@@ -23,6 +23,7 @@ Json PartOf(const std::string& source) {
   switch (static_cast<grammar::Kind>(source[0])) {
     case grammar::Kind::kJsonSchema: return parts::Schema(Json::parse(text));
     case grammar::Kind::kRegex: return {{"type", "regex"}, {"pattern", text}};
+    case grammar::Kind::kStructuralTag: return Json::parse(text)["format"];
     default: return {{"type", "grammar"}, {"grammar", text}};
   }
 }

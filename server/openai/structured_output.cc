@@ -5,6 +5,7 @@
 #include "server/openai/gbnf.h"
 #include "server/openai/json_schema.h"
 #include "server/openai/regex_check.h"
+#include "server/openai/structural_tag.h"
 
 namespace dovetail::server {
 namespace {
@@ -41,6 +42,11 @@ absl::StatusOr<Constraint> FromGbnf(const Json& value, const std::string& param)
   if (!value.is_string()) return BadField(param, "must be a string, not ", Describe(value));
   DT_ASSIGN_OR_RETURN(const auto rules, EnforceableGbnf(value.get<std::string>(), param));
   return Constraint{param, SourceOf(Kind::kEbnf, rules)};
+}
+
+absl::StatusOr<Constraint> FromTag(const Json& value, const std::string& param) {
+  DT_ASSIGN_OR_RETURN(const auto tag, EnforceableTag(value, param));
+  return Constraint{param, SourceOf(Kind::kStructuralTag, tag)};
 }
 
 // A text as a terminal of xgrammar's EBNF.
@@ -92,7 +98,9 @@ absl::StatusOr<std::optional<Constraint>> FromResponseFormat(const Json& value) 
     if (!reader.Has("grammar")) return BadField(param + ".grammar", "is required: a string in GBNF");
     return FromGbnf(*reader.Find("grammar"), param + ".grammar");
   }
-  if (type != "json_schema") return BadField(param + ".type", "must be text, json_object, json_schema or grammar");
+  if (type == "structural_tag") return FromTag(value, param);
+  if (type != "json_schema")
+    return BadField(param + ".type", "must be text, json_object, json_schema, grammar or structural_tag");
   const std::string inner = param + ".json_schema";
   const Json* spec = reader.Find("json_schema");
   if (spec == nullptr || !spec->is_object()) return BadField(inner, "is required: an object with name and schema");
@@ -122,8 +130,10 @@ absl::StatusOr<std::optional<Constraint>> FromStructuredOutputs(const Json& valu
       DT_ASSIGN_OR_RETURN(chosen, FromGbnf(one, path));
     } else if (key == "json_object") {
       DT_ASSIGN_OR_RETURN(chosen, AnyObject(path));
+    } else if (key == "structural_tag") {
+      DT_ASSIGN_OR_RETURN(chosen, FromTag(one, path));
     } else {
-      return BadField(path, "is not supported; use json, json_object, regex, choice or grammar");
+      return BadField(path, "is not supported; use json, json_object, regex, choice, grammar or structural_tag");
     }
   }
   return chosen;

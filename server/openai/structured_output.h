@@ -9,9 +9,10 @@ namespace dovetail::server {
 inline constexpr size_t kMaxGuidedChoices = 1000;
 
 // Fills in fields.grammar from the one field of `body` that says what the text may be, if one does: response_format,
-// structured_outputs {json, json_object, regex, choice, grammar}, guided_json, guided_regex, guided_choice,
-// guided_grammar, json_schema, grammar. kInvalidArgument: two of them, one that cannot be enforced (json_schema.h,
-// regex_check.h, gbnf.h), or a field that contradicts it (ignore_eos, min_tokens). Compiling is left to ChooseGrammar.
+// structured_outputs {json, json_object, regex, choice, grammar, structural_tag}, guided_json, guided_regex,
+// guided_choice, guided_grammar, json_schema, grammar. kInvalidArgument: two of them, one that cannot be enforced
+// (json_schema.h, regex_check.h, gbnf.h, structural_tag.h), or a field that contradicts it (ignore_eos, min_tokens).
+// Compiling is left to ChooseGrammar.
 absl::Status ParseStructuredOutput(const Json& body, const ServedModel& model, GenerationFields& fields);
 
 // What contradicts a grammar, which the field `param` asks for: min_tokens, ignore_eos, a model without text.

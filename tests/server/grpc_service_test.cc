@@ -237,7 +237,9 @@ TEST(GrpcService, AConstraintThatCannotBeEnforcedIsNamed) {
   refused(invalid, "choice.choices", [](auto& p) { p.mutable_choice(); });
   refused(invalid, "ignore_eos", [](auto& p) { p.set_json_object(true), p.set_ignore_eos(true); });
   refused(invalid, "min_tokens", [](auto& p) { p.set_regex("a"), p.set_min_tokens(1); });
-  refused(grpc::StatusCode::UNIMPLEMENTED, "structural_tag", [](auto& p) { p.set_structural_tag("{}"); });
+  refused(invalid, "structural_tag.format", [](auto& p) { p.set_structural_tag("{}"); });
+  refused(invalid, "structural_tag.format.type",
+          [](auto& p) { p.set_structural_tag(R"({"format":{"type":"token","token":1}})"); });
   EXPECT_TRUE(engine.log().submitted.empty());
 }
 
@@ -282,6 +284,8 @@ TEST(GrpcService, WhatIsNotServedSaysWhy) {
   refused([&](Client& c) { return c.stub->SubscribeKvEvents(&c.context, {})->Finish(); });
 }
 
+      {R"({"structural_tag":{"format":{"type":"regex","pattern":"a"}}})",
+       [](auto& p) { p.set_structural_tag(R"({"format":{"type":"regex","pattern":"a"}})"); }},
 TEST(GrpcService, HealthDoesNotTellWhatIsWrongWithTheEngine) {
   class SickEngine final : public FakeEngine {
     engine::EngineStats stats() override {

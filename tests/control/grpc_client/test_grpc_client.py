@@ -133,7 +133,10 @@ def test_logprobs_of_prompt_and_output(stub):
 
 @pytest.mark.parametrize("constraint, text", [
     ({"regex": "[0-9]{3}x"}, r"\d{3}x"), ({"choice": pb.ChoiceConstraint(choices=["north", "south"])}, "north|south"),
-    ({"json_schema": json.dumps({"enum": ["red", "blue"]})}, '"(red|blue)"')])
+    ({"json_schema": json.dumps({"enum": ["red", "blue"]})}, '"(red|blue)"'),
+    ({"structural_tag": json.dumps({"type": "structural_tag", "format": {
+        "type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{2}"}, "end": "</n>"}})},
+     "<n>[0-9]{2}</n>")])
 def test_a_constraint_is_followed(stub, cluster, constraint, text):
     [answer] = generate(stub, request(stream=False, sampling={"temperature": 1, "ignore_eos": False, **constraint}))
     tokens = {"tokens": list(answer.complete.output_ids)}
@@ -148,7 +151,9 @@ def test_what_is_wrong_is_named_with_the_right_code(stub):
         (request(sampling={"temperature": -1}), grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
         (request(sampling={"n": 99}), grpc.StatusCode.INVALID_ARGUMENT, "n"),
         (request(sampling={"max_tokens": 1_000_000}), grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"),
-        (request(sampling={"structural_tag": "{}"}), grpc.StatusCode.UNIMPLEMENTED, "structural_tag"),
+        (request(sampling={"structural_tag": "{}"}), grpc.StatusCode.INVALID_ARGUMENT, "ignore_eos"),
+        (request(sampling={"structural_tag": "{}", "ignore_eos": False}), grpc.StatusCode.INVALID_ARGUMENT,
+         "structural_tag.format"),
         (request(sampling={"regex": "(", "ignore_eos": False}), grpc.StatusCode.INVALID_ARGUMENT, "regex"),
         (request(tokenized=pb.TokenizedInput(input_ids=[99_999])), grpc.StatusCode.INVALID_ARGUMENT, "99999"),
         (pb.GenerateRequest(request_id="none"), grpc.StatusCode.INVALID_ARGUMENT, "input"),
