@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <array>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "server/openai/chat_body.h"
 #include "server/openai/field_reader.h"
@@ -10,12 +13,15 @@
 namespace dovetail::server {
 namespace {
 
+constexpr size_t kMaxToolText = 1024;
+
 constexpr RefusedField kRefused[] = {
     {"container", "", "is not supported: this server runs no tools of its own"},
     {"mcp_servers", "[]", "is not supported: this server runs no tools of its own"},
     {"n", "1", "a message is one answer; use /v1/chat/completions"},
     {"logprobs", "false", "log probabilities are not supported here; use /v1/chat/completions"},
     {"prompt_logprobs", "", "log probabilities are not supported here; use /v1/chat/completions"},
+    {"return_progress", "false", "is not supported here; use /v1/chat/completions"},
     {"return_token_ids", "false", "is not supported here; use /v1/chat/completions"},
     {"response_format", "", "use output_config.format"},
     {"stop", "", "use stop_sequences"},
@@ -40,20 +46,79 @@ absl::Status ReadUse(const FieldReader& block, const std::string& path, ChatHist
   return absl::OkStatus();
 }
 
+std::string MayBeCalled(const std::string& tool) { return absl::StrCat("The tool ", tool, " may be called now."); }
+
+// A tool that a search has found is named; what it is stands in `tools` (Claude Code's ToolSearch).
+absl::StatusOr<Json> WithReferences(const Json& content, const std::string& path) {
+  Json texts = content;
+  if (!content.is_array()) return texts;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const Json& part = content[i];
+    if (!part.is_object() || !part.contains("type") || part["type"] != "tool_reference") continue;
+    const FieldReader reference(part, absl::StrCat(path, ".", i));
+    DT_ASSIGN_OR_RETURN(const auto name, reference.String("tool_name", kMaxToolText));
+    if (!name) return BadField(reference.Path("tool_name"), "is required");
+    texts[i] = {{"type", "text"}, {"text", MayBeCalled(*name)}};
+  }
+  return texts;
+}
+
 absl::Status ReadResult(const FieldReader& block, const std::string& path, ChatHistory& history) {
   DT_RETURN_IF_ERROR(block.Bool("is_error", false).status());  // its text says so to the model
   const Json* content = block.Find("content");
   Json text = "";
   if (content != nullptr) {
-    DT_ASSIGN_OR_RETURN(text, TextContent(*content, block.Path("content"), {"text"}));
+    DT_ASSIGN_OR_RETURN(const Json texts, WithReferences(*content, block.Path("content")));
+    DT_ASSIGN_OR_RETURN(text, TextContent(texts, block.Path("content"), {"text"}));
   }
   history.Result(block.Has("tool_use_id") ? *block.Find("tool_use_id") : Json(), std::move(text), path,
                  block.Path("tool_use_id"), block.Path("content"));
   return absl::OkStatus();
 }
 
+// What the system changes of the tools in the midst of a conversation: the last word on each name counts.
+struct ToolChanges {
+  struct Added {
+    std::string name, path;
+    Json definition;
+  };
+  std::vector<Added> added;
+  std::set<std::string> removed;
+
+  void Forget(const std::string& name) {
+    std::erase_if(added, [&](const Added& one) { return one.name == name; });
+  }
+};
+
+// Returns what the model is told of it.
+absl::StatusOr<std::string> ReadToolChange(const FieldReader& block, bool addition, ToolChanges& changes) {
+  const Json* value = block.Find("tool");
+  if (value == nullptr || !value->is_object())
+    return BadField(block.Path("tool"), "must be an object of type tool_reference or tool_definition");
+  const FieldReader tool(*value, block.Path("tool"));
+  DT_ASSIGN_OR_RETURN(const auto type, tool.String("type", 64));
+  const bool defined = type == "tool_definition" && addition;
+  if (!defined && type != "tool_reference")
+    return BadField(tool.Path("type"), "must be tool_reference", addition ? " or tool_definition" : "");
+  const Json* definition = defined ? tool.Find("definition") : value;
+  if (definition == nullptr || !definition->is_object())
+    return BadField(tool.Path("definition"), "must be an object with name and input_schema");
+  const FieldReader named(*definition, defined ? tool.Path("definition") : block.Path("tool"));
+  DT_ASSIGN_OR_RETURN(const auto name, named.String("name", kMaxToolText));
+  if (!name) return BadField(named.Path("name"), "is required");
+  if (!addition || defined) changes.Forget(*name);
+  if (defined) changes.added.push_back({*name, tool.Path("definition"), *definition});
+  if (addition) {
+    changes.removed.erase(*name);
+    return MayBeCalled(*name);
+  }
+  changes.removed.insert(*name);
+  return absl::StrCat("The tool ", *name, " may not be called any more.");
+}
+
 // The blocks of one message: texts that follow each other are one.
-absl::Status ReadBlocks(const std::string& role, const Json& content, const std::string& path, ChatHistory& history) {
+absl::Status ReadBlocks(const std::string& role, const Json& content, const std::string& path, ChatHistory& history,
+                        ToolChanges& changes) {
   Json texts = Json::array();
   std::string texts_path;
   const auto flush = [&] {
@@ -76,6 +141,11 @@ absl::Status ReadBlocks(const std::string& role, const Json& content, const std:
       texts.push_back({{"type", "text"}, {"text", *text}});
       continue;
     }
+    if (role == "system" && (*type == "tool_addition" || *type == "tool_removal")) {
+      DT_ASSIGN_OR_RETURN(std::string told, ReadToolChange(block, *type == "tool_addition", changes));
+      texts.push_back({{"type", "text"}, {"text", std::move(told)}});
+      continue;
+    }
     flush();
     if (role == "assistant" && *type == "thinking") {
       DT_RETURN_IF_ERROR(ReadThinking(block, at, history));
@@ -87,7 +157,7 @@ absl::Status ReadBlocks(const std::string& role, const Json& content, const std:
       return BadField(block.Path("type"), Describe(Json(*type)), " is not supported in a message of the ", role,
                       role == "user"        ? ": only text and tool_result are"
                       : role == "assistant" ? ": only text, thinking and tool_use are"
-                                            : ": only text is");
+                                            : ": only text, tool_addition and tool_removal are");
     }
   }
   flush();
@@ -95,7 +165,8 @@ absl::Status ReadBlocks(const std::string& role, const Json& content, const std:
 }
 
 // Behind the first message, the system may say more (as Claude Code has it do).
-absl::Status ReadMessage(const Json& value, const std::string& path, bool first, ChatHistory& history) {
+absl::Status ReadMessage(const Json& value, const std::string& path, bool first, ChatHistory& history,
+                         ToolChanges& changes) {
   if (!value.is_object()) return BadField(path, "must be an object with role and content, not ", Describe(value));
   const FieldReader message(value, path);
   DT_ASSIGN_OR_RETURN(const auto role, message.String("role", 64));
@@ -106,7 +177,7 @@ absl::Status ReadMessage(const Json& value, const std::string& path, bool first,
   const Json* content = message.Find("content");
   const std::string content_path = message.Path("content");
   if (content == nullptr) return BadField(content_path, "is required: a string, or an array of blocks");
-  if (content->is_array()) return ReadBlocks(*role, *content, path, history);
+  if (content->is_array()) return ReadBlocks(*role, *content, path, history, changes);
   if (!content->is_string())
     return BadField(content_path, "must be a string or an array of blocks, not ", Describe(*content));
   if (*role == "assistant")
@@ -117,7 +188,7 @@ absl::Status ReadMessage(const Json& value, const std::string& path, bool first,
 }
 
 // A last message of the assistant is the beginning of the answer.
-absl::Status ReadConversation(const FieldReader& reader, ChatBody& chat) {
+absl::Status ReadConversation(const FieldReader& reader, ChatBody& chat, ToolChanges& changes) {
   ChatHistory history(chat);
   if (const Json* system = reader.Find("system")) {
     DT_ASSIGN_OR_RETURN(Json text, TextContent(*system, "system", {"text"}));
@@ -128,7 +199,7 @@ absl::Status ReadConversation(const FieldReader& reader, ChatBody& chat) {
   if (!messages->is_array()) return BadField("messages", "must be an array of messages, not ", Describe(*messages));
   if (messages->empty()) return BadField("messages", "is empty");
   for (size_t i = 0; i < messages->size(); ++i)
-    DT_RETURN_IF_ERROR(ReadMessage((*messages)[i], absl::StrCat("messages.", i), i == 0, history));
+    DT_RETURN_IF_ERROR(ReadMessage((*messages)[i], absl::StrCat("messages.", i), i == 0, history, changes));
   const Json& last = chat.body["messages"].back();
   if (last["role"] == "assistant" && !last.contains("tool_calls")) chat.body["continue_final_message"] = true;
   return absl::OkStatus();
@@ -136,26 +207,40 @@ absl::Status ReadConversation(const FieldReader& reader, ChatBody& chat) {
 
 // ---- tools, format, thinking ----
 
-absl::Status ReadTools(const FieldReader& reader, ChatBody& chat) {
+absl::Status ReadTool(const Json& tool, const std::string& path, ChatBody& chat) {
+  if (!tool.is_object()) return BadField(path, "must be an object with name and input_schema, not ", Describe(tool));
+  const FieldReader fields(tool, path);
+  if (fields.Has("type") && *fields.Find("type") != "custom")
+    return BadField(path + ".type", "must be \"custom\": this server runs no tools of its own");
+  Json function = Json::object();
+  for (const auto& [name, as] : {std::pair("name", "name"), std::pair("description", "description"),
+                                 std::pair("input_schema", "parameters"), std::pair("strict", "strict")})
+    if (fields.Has(name)) function[as] = *fields.Find(name);
+  Json& all = chat.body["tools"];
+  const std::string at = absl::StrCat("tools.", all.size());
+  chat.names.Add(at, path);
+  chat.names.Add(at + ".function", path);
+  chat.names.Add(at + ".function.parameters", path + ".input_schema");
+  all.push_back({{"type", "function"}, {"function", std::move(function)}});
+  return absl::OkStatus();
+}
+
+// Those of the request, as the conversation has changed them. Tools that are to be loaded later (defer_loading) are
+// shown at once.
+absl::Status ReadTools(const FieldReader& reader, const ToolChanges& changes, ChatBody& chat) {
   const Json* tools = reader.Find("tools");
-  if (tools == nullptr) return absl::OkStatus();
-  if (!tools->is_array()) return BadField("tools", "must be an array, not ", Describe(*tools));
-  Json all = Json::array();
-  for (const Json& tool : *tools) {
-    const std::string path = absl::StrCat("tools.", all.size());
-    if (!tool.is_object()) return BadField(path, "must be an object with name and input_schema, not ", Describe(tool));
-    const FieldReader fields(tool, path);
-    if (fields.Has("type") && *fields.Find("type") != "custom")
-      return BadField(path + ".type", "must be \"custom\": this server runs no tools of its own");
-    Json function = Json::object();
-    for (const auto& [name, as] : {std::pair("name", "name"), std::pair("description", "description"),
-                                   std::pair("input_schema", "parameters"), std::pair("strict", "strict")})
-      if (fields.Has(name)) function[as] = *fields.Find(name);
-    chat.names.Add(path + ".function", path);
-    chat.names.Add(path + ".function.parameters", path + ".input_schema");
-    all.push_back({{"type", "function"}, {"function", std::move(function)}});
-  }
-  chat.body["tools"] = std::move(all);
+  if (tools == nullptr && changes.added.empty()) return absl::OkStatus();
+  if (tools != nullptr && !tools->is_array()) return BadField("tools", "must be an array, not ", Describe(*tools));
+  chat.body["tools"] = Json::array();
+  const auto replaced = [&](const Json& tool) {
+    if (!tool.is_object() || !tool.contains("name") || !tool["name"].is_string()) return false;
+    const auto& name = tool["name"].get_ref<const std::string&>();
+    const auto same = [&](const ToolChanges::Added& one) { return one.name == name; };
+    return changes.removed.contains(name) || std::any_of(changes.added.begin(), changes.added.end(), same);
+  };
+  for (size_t i = 0; tools != nullptr && i < tools->size(); ++i)
+    if (!replaced((*tools)[i])) DT_RETURN_IF_ERROR(ReadTool((*tools)[i], absl::StrCat("tools.", i), chat));
+  for (const ToolChanges::Added& one : changes.added) DT_RETURN_IF_ERROR(ReadTool(one.definition, one.path, chat));
   return absl::OkStatus();
 }
 
@@ -247,8 +332,9 @@ absl::StatusOr<ChatBody> ToChat(const Json& body) {
   DT_ASSIGN_OR_RETURN(chat.body, SharedFields(body, kOwn, kRefused));
   if (const Json* stop = reader.Find("stop_sequences")) chat.body["stop"] = *stop;
   chat.names.Add("stop", "stop_sequences");
-  DT_RETURN_IF_ERROR(ReadConversation(reader, chat));
-  DT_RETURN_IF_ERROR(ReadTools(reader, chat));
+  ToolChanges changes;
+  DT_RETURN_IF_ERROR(ReadConversation(reader, chat, changes));
+  DT_RETURN_IF_ERROR(ReadTools(reader, changes, chat));
   DT_RETURN_IF_ERROR(ReadToolChoice(reader, chat));
   DT_RETURN_IF_ERROR(ReadThought(reader, chat));
   DT_RETURN_IF_ERROR(ReadOutput(reader, chat));

@@ -56,6 +56,51 @@ TEST(Messages, WhatClaudeCodeSendsIsRead) {
   EXPECT_TRUE(Ask(*model, absl::StrCat(kUser, R"(,"context_management":{})")).ok());
 }
 
+// As Claude Code finds tools by a search and has the system add and remove others in the midst of a conversation.
+TEST(Messages, ToolsThatAreFoundAddedAndRemovedAreThoseThatMayBeCalled) {
+  const auto model = TestModel();
+  const std::string begin = R"("tools":[{"name":"search","input_schema":{"type":"object"}},
+      {"name":"late","input_schema":{"type":"object"},"defer_loading":true},
+      {"name":"old","input_schema":{"type":"object"}}],"messages":[{"role":"user","content":"hi"})";
+  const auto names = [&](const std::string& more) {
+    const auto request = Parse(*model, absl::StrCat(begin, more, "]"));
+    EXPECT_TRUE(request.ok()) << request.status();
+    std::vector<std::string> all;
+    if (request.ok())
+      for (const Tool& tool : request->tools.tools) all.push_back(tool.name);
+    return all;
+  };
+  EXPECT_THAT(names(""), ElementsAre("search", "late", "old"));
+  const std::string found =
+      R"(,{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"search","input":{}}]},
+      {"role":"user","content":[{"type":"tool_result","tool_use_id":"c",
+         "content":[{"type":"tool_reference","tool_name":"late"}]}]})";
+  EXPECT_THAT(names(found), ElementsAre("search", "late", "old"));
+  EXPECT_THAT(PromptOf(*model, absl::StrCat(begin, found, "]")), HasSubstr("The tool late may be called now."));
+  const auto system = [](const std::string& blocks) {
+    return absl::StrCat(R"(,{"role":"system","content":[)", blocks, "]}");
+  };
+  const std::string added = R"({"type":"tool_addition","tool":{"type":"tool_definition",
+      "definition":{"name":"mail","description":"d","input_schema":{"type":"object"}}}})";
+  const std::string removed = R"({"type":"tool_removal","tool":{"type":"tool_reference","name":"old"}})";
+  const std::string back = R"({"type":"tool_addition","tool":{"type":"tool_reference","name":"old"}})";
+  EXPECT_THAT(names(system(added + "," + removed)), ElementsAre("search", "late", "mail"));
+  EXPECT_THAT(names(system(removed) + system(back)), ElementsAre("search", "late", "old"));
+  EXPECT_THAT(
+      names(system(added) + system(R"({"type":"tool_removal","tool":{"type":"tool_reference","name":"mail"}})")),
+      ElementsAre("search", "late", "old"));
+  EXPECT_THAT(PromptOf(*model, absl::StrCat(begin, system(R"({"type":"text","text":"So:"},)" + removed), "]")),
+              HasSubstr("<turn>system:So:\nThe tool old may not be called any more."));
+  const auto param = [&](const std::string& blocks) {
+    return ToApiError(Parse(*model, absl::StrCat(begin, system(blocks), "]")).status()).param.value_or("none");
+  };
+  EXPECT_EQ(param(R"({"type":"tool_addition"})"), "messages.1.content.0.tool");
+  EXPECT_EQ(param(R"({"type":"tool_removal","tool":{"type":"tool_definition"}})"), "messages.1.content.0.tool.type");
+  EXPECT_EQ(param(R"({"type":"tool_addition","tool":{"type":"tool_definition","definition":{"name":"a b"}}})"),
+            "messages.1.content.0.tool.definition.name");
+  EXPECT_EQ(param(R"({"type":"tool_addition","tool":{"type":"tool_reference"}})"), "messages.1.content.0.tool.name");
+}
+
 TEST(Messages, BlocksOfATurnAreOneMessageAndResultsAreTheirOwn) {
   const auto model = TestModel();
   const auto request = Parse(*model, R"("messages":[{"role":"user","content":"Rome?"},

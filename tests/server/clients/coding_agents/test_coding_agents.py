@@ -1,8 +1,13 @@
 """Claude Code and Codex CLI, the programs themselves, each with one question to a real model. Their own instructions
-are replaced by short ones, as the model is small; their tools are what they always send."""
+are replaced by short ones, as the model is small; their tools are what they always send. Claude Code is asked once more
+as it comes: the model then has positions that it was not made for, and answers with nonsense."""
 
 import importlib.util
+import os
 import pathlib
+import re
+import shlex
+import struct
 import subprocess
 
 import pytest
@@ -33,6 +38,38 @@ def test_claude_code(ask, base_url, model):
                  ANTHROPIC_BASE_URL=base_url, ANTHROPIC_API_KEY="none", ANTHROPIC_MODEL=model,
                  CLAUDE_CODE_MAX_OUTPUT_TOKENS="100", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", IS_SANDBOX="1")
     assert answer.strip()
+
+
+def with_positions(gguf, positions, to):
+    """A copy of a GGUF file that says that it has so many."""
+    data = bytearray(pathlib.Path(gguf).read_bytes())
+    key = b"llama.context_length" + struct.pack("<I", 4)  # a number of 32 bits
+    struct.pack_into("<I", data, data.index(key) + len(key), positions)
+    to.write_bytes(data)
+
+
+@pytest.fixture
+def roomy(tmp_path):
+    """The address of a server with room for what Claude Code sends of its own, and the model's name."""
+    command = shlex.split(os.environ["DOVETAIL_SERVER_COMMAND"])
+    copy = tmp_path / "roomy.gguf"
+    with_positions(command[2], 32768, copy)
+    server = subprocess.Popen([command[0], "serve", str(copy), "--port", "0", "--host", "127.0.0.1"],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield next(found.group(1) for line in server.stdout if (found := re.search(r"listening on (http://\S+)", line)))
+    finally:
+        server.terminate()
+        log = server.communicate(timeout=240)[0]
+    assert server.returncode == 0
+    answered = [int(tokens) for tokens in re.findall(r"route=/v1/messages status=200 .*prompt_tokens=([0-9]+)", log)]
+    assert answered and max(answered) > 8192, log[-2000:]
+
+
+def test_claude_code_as_it_comes(ask, roomy):
+    assert ask([program("claude_agent_sdk", "_bundled/claude"), "-p", QUESTION],
+               ANTHROPIC_BASE_URL=roomy, ANTHROPIC_API_KEY="none", ANTHROPIC_MODEL="roomy",
+               CLAUDE_CODE_MAX_OUTPUT_TOKENS="24", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", IS_SANDBOX="1").strip()
 
 
 @pytest.mark.parametrize("web_search", ["disabled", "cached"])
