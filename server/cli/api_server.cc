@@ -9,6 +9,7 @@
 #include "control/security.h"
 #include "server/cli/command_line.h"
 #include "server/cli/model_text.h"
+#include "server/cli/tokenizer_files.h"
 
 namespace dovetail::cli {
 namespace {
@@ -200,6 +201,12 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     DT_RETURN_IF_ERROR(SetLimits(flags_.limits, options));
     options.max_num_seqs = served.max_num_seqs;
     options.kv_cache_dtype = std::string(Name(served.kv_dtype));
+    auto tokenizer = TokenizerFilesOf(*served.checkpoint);
+    if (tokenizer.ok()) options.tokenizer = *std::move(tokenizer);
+    const bool absent = absl::IsFailedPrecondition(tokenizer.status());
+    if (!tokenizer.ok() && !absent)
+      LogWarning("gRPC: GetTokenizer will not be answered: ", tokenizer.status().message());
+    options.why_no_tokenizer = absent ? std::string(tokenizer.status().message()) : "its files could not be read";
     options.log = RequestLogOptionsOf(flags_.request_log);
     options.traces = traces_;
     DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine, intake_, metrics));

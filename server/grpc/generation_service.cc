@@ -80,10 +80,14 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     return Run(*call, call, *context, request, started);
   }
 
-  grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context, const pb::NotServed*,
-                                       pb::NotServed*) override {
-    return Unserved(context, "FlushCache",
-                    "the prefix cache drops what is used least by itself; a request's cache_salt keeps it out");
+  // Nothing waits for it: requests that run keep their KV, and those that come find nothing of the earlier ones.
+  grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context, const pb::FlushCacheRequest*,
+                                       pb::FlushCacheResponse* reply) override {
+    return Answer(context, "FlushCache", [&](const std::string& tenant) {
+      intake_->cache_epochs.Advance(tenant);
+      reply->set_success(true);
+      reply->set_message("later requests begin with an empty prefix cache");
+    });
   }
   grpc::ServerUnaryReactor* StartProfile(grpc::CallbackServerContext* context, const pb::NotServed*,
                                          pb::NotServed*) override {
@@ -93,10 +97,15 @@ class VllmService final : public pb::VllmEngine::CallbackService {
                                         pb::NotServed*) override {
     return Unserved(context, "StopProfile", kNoProfiler);
   }
-  grpc::ServerWriteReactor<pb::NotServed>* GetTokenizer(grpc::CallbackServerContext*, const pb::NotServed*) override {
-    return new UnservedStream(
-        *metrics_, "GetTokenizer",
-        "tokenizer files are not sent; give the router the model's own, or send text in place of tokens");
+  grpc::ServerWriteReactor<pb::GetTokenizerChunk>* GetTokenizer(grpc::CallbackServerContext* context,
+                                                                const pb::GetTokenizerRequest*) override {
+    absl::Status status = Authorize(*context).status();
+    if (status.ok() && options_.tokenizer == nullptr) status = absl::FailedPreconditionError(options_.why_no_tokenizer);
+    return new TokenizerCall(status.ok() ? options_.tokenizer : nullptr, control::ToGrpc(status),
+                             [metrics = metrics_](const grpc::Status& end) {
+                               metrics->GrpcResponse("GetTokenizer",
+                                                     absl::StatusCodeToString(absl::StatusCode(end.error_code())));
+                             });
   }
   grpc::ServerWriteReactor<pb::NotServed>* SubscribeKvEvents(grpc::CallbackServerContext*,
                                                              const pb::NotServed*) override {
@@ -324,6 +333,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     prepare.id = key.second;
     prepare.created = std::time(nullptr);
     prepare.random_seed = RandomSeed();
+    prepare.cache_epoch = intake_->cache_epochs.Of(key.first);
     // A message of many short parts takes far more memory than it had bytes.
     const size_t bytes = request.SpaceUsedLong();
     const auto reading = std::make_shared<Reading<Request>>(*this, call, std::move(request));

@@ -6,6 +6,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "engine/engine.h"
+#include "server/grpc/tokenizer_call.h"
 #include "server/http/api_key.h"
 #include "server/http/options.h"
 #include "server/http/tls_options.h"
@@ -26,6 +27,8 @@ struct GrpcServerOptions {
   int max_num_seqs = 0;                                   // shown to routers
   absl::Duration request_timeout = absl::ZeroDuration();  // of a call, from its arrival to its end; 0: no limit
   std::string kv_cache_dtype;
+  std::shared_ptr<const TokenizerArchive> tokenizer;  // null: `why_no_tokenizer` says why
+  std::string why_no_tokenizer;
   RequestLogOptions log;
   TraceOptions traces;
 

@@ -373,6 +373,7 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
                                  BeginTrace(options_.traces, TraceparentOf(exchange->head()))},
                                 intake_};
   context.id_seed = RandomSeed();
+  context.cache_epoch = intake_->cache_epochs.Of(context.tenant);
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
   auto read = [this, &route, exchange, about, context,
                backend = backend()](const std::shared_ptr<CancelToken>& cancel) mutable -> Continuation {

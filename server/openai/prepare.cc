@@ -117,7 +117,7 @@ absl::StatusOr<requests::GenerationRequest> MakeRequest(const GenerationFields& 
     return BadField("min_tokens", fields.min_tokens, " exceeds the ", request.max_tokens,
                     " tokens that may be generated");
   request.tenant = context.tenant;
-  request.cache_salt = fields.cache_salt;
+  request.cache_salt = absl::StrCat(fields.cache_salt, context.cache_epoch);
   request.priority = fields.priority;
   request.prompt = std::move(prompt);
   request.choices = fields.best_of;
@@ -293,7 +293,7 @@ absl::StatusOr<PreparedGeneration> Prepare(const EmbeddingRequest& request, cons
     if (tokens > model.max_model_len)
       return TooLong(inputs.ParamOf(i), tokens, /*at_least=*/false, model, /*with_output=*/false);
     made.tenant = context.tenant;
-    made.cache_salt = fields.cache_salt;
+    made.cache_salt = absl::StrCat(fields.cache_salt, context.cache_epoch);
     made.priority = fields.priority;
     made.max_tokens = 0;
     made.pooling = model.pooling;

@@ -21,6 +21,7 @@ struct RequestContext {
   std::string tenant;
   int64_t created = 0;                  // Unix seconds
   uint64_t random_seed = 0;             // used where the request names no seed
+  std::string cache_epoch;              // server/work/cache_epochs.h
   uint64_t id_seed = 0;                 // of the ids of calls: another one for each request
   const CancelToken* cancel = nullptr;  // outlives the call
   bool may_compile = true;              // a grammar; else NeedsCompiling says what Prepare says

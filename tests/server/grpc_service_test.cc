@@ -14,6 +14,7 @@
 #include "model/tokenizer/tokenizer.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/generation_service.h"
+#include "server/grpc/zip_archive.h"
 #include "server/openai/requests.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/test_model.h"
@@ -67,8 +68,8 @@ class HastyEngine final : public FakeEngine {
 };
 
 struct Client {
-  explicit Client(engine::Engine* engine, std::shared_ptr<ServedModel> model = TestModel()) {
-    GrpcServerOptions options;
+  explicit Client(engine::Engine* engine, std::shared_ptr<ServedModel> model = TestModel(),
+                  GrpcServerOptions options = {}) {
     options.listen = "127.0.0.1:0";
     auto started =
         GrpcServer::Start(options, std::move(model), engine, std::make_shared<Intake>(1, WorkLimits{}), metrics);
@@ -101,6 +102,91 @@ TEST(GrpcService, AStopStringThatCompletesBeforeTheIdIsKnownStopsTheChoice) {
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(message.complete().matched_stop_str(), "two");
   EXPECT_EQ(engine.stopped, 1);
+}
+
+// Under which salt the prefix cache is asked for the blocks of a call.
+std::string SaltOfACall(Client& client, FakeEngine& engine) {
+  pb::GenerateRequest request;
+  request.set_text("count");
+  request.mutable_sampling_params()->set_max_tokens(1);
+  grpc::ClientContext context;
+  const auto reader = client.stub->Generate(&context, request);
+  pb::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  return engine.log().submitted.back().cache_salt;
+}
+
+TEST(GrpcService, AfterAFlushNoRequestFindsWhatWasCachedBefore) {
+  FakeEngine engine;
+  Client client(&engine);
+  const auto flush = [&] {
+    grpc::ClientContext context;
+    pb::FlushCacheRequest request;
+    request.set_timeout_s(5);
+    pb::FlushCacheResponse reply;
+    EXPECT_TRUE(client.stub->FlushCache(&context, request, &reply).ok());
+    EXPECT_TRUE(reply.success());
+  };
+  const std::string before = SaltOfACall(client, engine);
+  EXPECT_EQ(before, SaltOfACall(client, engine));
+  flush();
+  const std::string after = SaltOfACall(client, engine);
+  EXPECT_NE(before, after);
+  EXPECT_EQ(after, SaltOfACall(client, engine)) << "later requests share among themselves";
+  flush();
+  EXPECT_NE(after, SaltOfACall(client, engine));
+}
+
+TEST(GrpcService, TheTokenizerComesInPiecesWithADigest) {
+  FakeEngine engine;
+  GrpcServerOptions options;
+  auto archive = std::make_shared<TokenizerArchive>();
+  for (size_t i = 0; i < 2 * TokenizerCall::kPieceBytes + 5; ++i) archive->zip += static_cast<char>(i % 251);
+  archive->sha256 = "0123";
+  options.tokenizer = archive;
+  Client client(&engine, TestModel(), options);
+  const auto reader = client.stub->GetTokenizer(&client.context, pb::GetTokenizerRequest());
+  std::string all;
+  std::vector<std::string> digests;
+  pb::GetTokenizerChunk piece;
+  while (reader->Read(&piece)) {
+    all += piece.data();
+    digests.push_back(piece.sha256());
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(all, archive->zip);
+  EXPECT_THAT(digests, ElementsAre("", "", "0123"));
+}
+
+TEST(GrpcService, AModelWithoutTokenizerFilesSaysSo) {
+  FakeEngine engine;
+  GrpcServerOptions options;
+  options.why_no_tokenizer = "it is inside a GGUF file";
+  options.api_keys = {{"secret", "tenant"}};
+  Client client(&engine, TestModel(), options);
+  const auto ask = [&](const char* key) {
+    grpc::ClientContext context;
+    context.AddMetadata("authorization", std::string("Bearer ") + key);
+    const auto reader = client.stub->GetTokenizer(&context, pb::GetTokenizerRequest());
+    pb::GetTokenizerChunk piece;
+    EXPECT_FALSE(reader->Read(&piece));
+    return reader->Finish();
+  };
+  const grpc::Status status = ask("secret");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(status.error_message(), "it is inside a GGUF file");
+  EXPECT_EQ(ask("guessed").error_code(), grpc::StatusCode::UNAUTHENTICATED);
+}
+
+TEST(GrpcService, AnArchiveHasTheChecksumsOfItsFiles) {
+  EXPECT_EQ(ZipChecksum("123456789"), 0xcbf43926u);  // the check value of this CRC
+  const auto zip = ZipOf({{"a.json", "{}"}, {"empty", ""}});
+  ASSERT_TRUE(zip.ok());
+  EXPECT_EQ(zip->substr(0, 4), "PK\x03\x04");
+  EXPECT_EQ(zip->substr(30, 8), "a.json{}");
+  EXPECT_EQ(zip->substr(zip->size() - 22, 4), "PK\x05\x06");
 }
 
 TEST(GrpcService, EmbedAnswersTheNormalisedVectorOfTokens) {
@@ -196,6 +282,8 @@ TEST(GrpcService, EachConstraintIsTheGrammarOfItsFieldOverHttp) {
       {R"({"json_object":true})", [](auto& p) { p.set_json_object(true); }},
       {R"({"regex":"[0-9]+"})", [](auto& p) { p.set_regex("[0-9]+"); }},
       {R"({"grammar":"root ::= \"a\" | \"b\""})", [](auto& p) { p.set_grammar(R"(root ::= "a" | "b")"); }},
+      {R"({"structural_tag":{"format":{"type":"regex","pattern":"a"}}})",
+       [](auto& p) { p.set_structural_tag(R"({"format":{"type":"regex","pattern":"a"}})"); }},
       {R"({"choice":["yes","no"]})",
        [](auto& p) {
          p.mutable_choice()->add_choices("yes");
@@ -277,15 +365,11 @@ TEST(GrpcService, WhatIsNotServedSaysWhy) {
     EXPECT_THAT(status.error_message(), HasSubstr(" is not served: "));
   };
   pb::NotServed reply;
-  refused([&](Client& c) { return c.stub->FlushCache(&c.context, {}, &reply); });
   refused([&](Client& c) { return c.stub->StartProfile(&c.context, {}, &reply); });
   refused([&](Client& c) { return c.stub->StopProfile(&c.context, {}, &reply); });
-  refused([&](Client& c) { return c.stub->GetTokenizer(&c.context, {})->Finish(); });
   refused([&](Client& c) { return c.stub->SubscribeKvEvents(&c.context, {})->Finish(); });
 }
 
-      {R"({"structural_tag":{"format":{"type":"regex","pattern":"a"}}})",
-       [](auto& p) { p.set_structural_tag(R"({"format":{"type":"regex","pattern":"a"}})"); }},
 TEST(GrpcService, HealthDoesNotTellWhatIsWrongWithTheEngine) {
   class SickEngine final : public FakeEngine {
     engine::EngineStats stats() override {

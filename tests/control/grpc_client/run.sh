@@ -7,6 +7,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export DOVETAIL_BINARY="$1"
 export DOVETAIL_MODEL="${DOVETAIL_TEST_DATA:-}/models/stories260K/stories260K-f32.gguf"
+export DOVETAIL_TALES="$here/../../../models/tales-hybrid"
 [[ -f "$DOVETAIL_MODEL" ]] || { echo "missing test data: models/stories260K/stories260K-f32.gguf"; exit 77; }
 
 stamp="$(sha256sum "$here/requirements.txt" | cut -c1-16)"

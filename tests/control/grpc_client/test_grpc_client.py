@@ -1,12 +1,17 @@
 """A client from the public proto against `dovetail up`: what routers rely on."""
+import contextlib
+import hashlib
+import io
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
 import threading
 import time
 import urllib.request
+import zipfile
 
 import grpc
 import pytest
@@ -168,13 +173,61 @@ def test_what_is_wrong_is_named_with_the_right_code(stub):
     with pytest.raises(grpc.RpcError) as refused:
         stub.Embed(pb.EmbedRequest(), metadata=METADATA, timeout=20)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    for call in (lambda: stub.FlushCache(common.FlushCacheRequest(), metadata=METADATA, timeout=20),
-                 lambda: list(stub.GetTokenizer(common.GetTokenizerRequest(), metadata=METADATA, timeout=20)),
+    for call in (lambda: stub.StartProfile(common.StartProfileRequest(), metadata=METADATA, timeout=20),
+                 lambda: stub.StopProfile(common.StopProfileRequest(), metadata=METADATA, timeout=20),
                  lambda: list(stub.SubscribeKvEvents(common.SubscribeKvEventsRequest(), metadata=METADATA,
                                                      timeout=20))):
         with pytest.raises(grpc.RpcError) as refused:
             call()
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED and "is not served: " in refused.value.details()
+
+
+@contextlib.contextmanager
+def serving(*arguments):
+    """A stub of a server of its own, in one process."""
+    process = subprocess.Popen([os.environ["DOVETAIL_BINARY"], "serve", *arguments, "--port", "0", "--grpc-listen",
+                                "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        at = next(found.group(1) for line in process.stdout if (found := re.search(r"listening on grpc://(\S+)", line)))
+        threading.Thread(target=lambda: [None for _ in process.stdout], daemon=True).start()
+        with grpc.insecure_channel(at) as channel:
+            yield service.VllmEngineStub(channel)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_flush_empties_the_prefix_cache_of_its_tenant(tmp_path):
+    prompt = [1] + [300 + i % 150 for i in range(199)]
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY} tests\n{OTHER_KEY} others\n", encoding="ascii")
+    with serving(os.environ["DOVETAIL_MODEL"], "--api-key-file", str(keys)) as stub:
+        def cached(metadata):
+            made = request(stream=False, sampling={"max_tokens": 1}, tokenized=pb.TokenizedInput(input_ids=prompt))
+            return list(stub.Generate(made, metadata=metadata, timeout=60))[-1].complete.cached_tokens
+        assert [cached(METADATA), cached(OTHER), cached(METADATA), cached(OTHER)] == [0, 0, 192, 192]
+        for _ in range(2):
+            assert stub.FlushCache(common.FlushCacheRequest(timeout_s=1), metadata=METADATA, timeout=20).success
+            assert [cached(METADATA), cached(METADATA), cached(OTHER)] == [0, 192, 192]
+
+
+def test_a_tokenizer_that_is_no_file_of_its_own_is_not_sent(stub):
+    with pytest.raises(grpc.RpcError) as refused:
+        list(stub.GetTokenizer(common.GetTokenizerRequest(), metadata=METADATA, timeout=20))
+    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION and "GGUF" in refused.value.details()
+
+
+def test_a_folders_tokenizer_comes_as_an_archive():
+    folder = pathlib.Path(os.environ["DOVETAIL_TALES"])
+    with serving(str(folder)) as stub:
+        pieces = list(stub.GetTokenizer(common.GetTokenizerRequest(), timeout=20))
+    whole = b"".join(piece.data for piece in pieces)
+    assert [piece.sha256 for piece in pieces] == [""] * (len(pieces) - 1) + [hashlib.sha256(whole).hexdigest()]
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        assert archive.testzip() is None
+        for name in archive.namelist():
+            assert archive.read(name) == (folder / name).read_bytes()
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= set(archive.namelist())
 
 
 def test_a_vector_is_that_of_http(stub, cluster):
