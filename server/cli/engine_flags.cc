@@ -21,6 +21,7 @@
 #include "server/cli/compute_devices.h"
 #include "server/cli/model_text.h"
 #include "server/cli/prefill_flags.h"
+#include "server/cli/whole_path.h"
 
 namespace dovetail::cli {
 namespace {
@@ -435,9 +436,10 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags&
 }
 
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& flags) {
-  DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, flags.load_format == "dummy"
-                                                                         ? model::OpenDummyCheckpoint(flags.model)
-                                                                         : model::OpenCheckpoint(flags.model));
+  auto opened =
+      flags.load_format == "dummy" ? model::OpenDummyCheckpoint(flags.model) : model::OpenCheckpoint(flags.model);
+  if (!opened.ok()) return OfWholePath(opened.status(), flags.model);
+  std::unique_ptr<model::Checkpoint> checkpoint = *std::move(opened);
   for (const std::string& warning : checkpoint->warnings()) LogWarning(warning);
   const int64_t positions = checkpoint->config().max_positions;
   if (flags.max_model_len > positions)

@@ -190,8 +190,11 @@ TEST_F(CliWithModel, EveryFailureToStartIsOneLineAndNotZero) {
   const std::vector<Mistake> mistakes = {
       {{"serve", "no-such-model"}, "no-such-model: no such file or folder"},
       {{"serve", folder_.string()}, "holds 2 GGUF models; name one of them"},
+      {{"serve", "/no/such/model.gguf"}, "/no/such/model.gguf: no such file or folder"},
+      {{"serve", cut}, cut + ": "},
       {{"serve", cut}, "cut.gguf"},
       {{"inspect", cut}, "cut.gguf"},
+      {{"inspect", cut}, cut + ": "},
       {{"serve", magic}, "magic.gguf"},
       {{"run", magic, "hi"}, "magic.gguf"},
       {{"serve", model_, "--port", std::to_string(other.port())}, "choose another --port"},
