@@ -1,10 +1,13 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <span>
+#include <type_traits>
 #include <vector>
 
 #include "base/ids.h"
 #include "compute_worker/cuda/cuda_token_sampler.h"
+#include "compute_worker/cuda/launch_records.h"
 #include "kernels/cuda/runtime/staged_upload.h"
 #include "kernels/cuda/runtime/step_work.h"
 
@@ -32,9 +35,23 @@ struct CudaBatch {
   kernels::cuda::CudaStream& stream() const { return *lane->stream; }
   // Begins the step's work. A step of many rows is immediate: launches do not bound it.
   absl::Status BeginWork();
-  // Adds launches to the step's work; enqueues them at once where it has none. `what`: as StepWork::Add wants it, but
-  // for what depends on the lane, the rows and the way across the seam.
-  absl::Status Enqueue(std::array<uint64_t, 2> what, kernels::cuda::StepWork::Enqueue enqueue);
+  // Adds the launches of records to the step's work; enqueues them at once where it has none. `key`: the records'
+  // words (launch_list.h); with the batch's lane and rows, what the way across the seam says of the step, and
+  // `arriving` (CudaCrossing::Arrive), they tell all that the launches depend on.
+  absl::Status EnqueueRecords(std::span<const uint64_t> key, const void* arriving,
+                              kernels::cuda::StepWork::Enqueue enqueue);
+  // Likewise one launch that `record` is all about.
+  template <kernels::cuda::PlainRecord Record>
+  absl::Status Enqueue(const Record& record,
+                       std::type_identity_t<absl::Status (*)(kernels::cuda::CudaStream&, const Record&)> run) {
+    return work == nullptr ? run(stream(), record) : work->Add(stream(), record, run);
+  }
+
+  // Where records' memory lies in this step; null for Tensor::kNone. The second not for kArrived, which others own.
+  const std::byte* At(const Place& place) const;
+  std::byte* MutableAt(const Place& place) const;
+  // Names the batch's tensors and its lane's.
+  void NameTensors();
 
   MicroBatchId id;
   int64_t rows = 0;
@@ -47,7 +64,9 @@ struct CudaBatch {
   // Of the step.
   CudaLane* lane = nullptr;
   CudaCrossing* crossing = nullptr;
-  kernels::cuda::StepWork* work = nullptr;  // null: launches are enqueued as they come
+  kernels::cuda::StepWork* work = nullptr;        // null: launches are enqueued as they come
+  std::array<std::byte*, kTensors> tensors = {};  // by Tensor
+  const void* arrived = nullptr;                  // Tensor::kArrived
 };
 
 }  // namespace dovetail::compute

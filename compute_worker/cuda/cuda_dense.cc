@@ -6,23 +6,18 @@
 #include <variant>
 
 #include "base/check.h"
-#include "kernels/cuda/products/cuda_gemm.h"
-#include "kernels/cuda/rows/row_ops.h"
+#include "compute_worker/cuda/fuse.h"
+#include "compute_worker/cuda/lower.h"
+#include "compute_worker/cuda/weight_names.h"
 
 namespace dovetail::compute {
 
 using kernels::cuda::CudaProduct;
 using kernels::cuda::CudaStream;
-using kernels::cuda::StepWork;
-using kernels::cuda::WireType;
 
 namespace {
 
 constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
-
-constexpr int64_t kRowStep = 8;  // products of more rows than that take a multiple of it
-constexpr int64_t kMostPadded = 256;
-constexpr int64_t kRunElements = 8;  // of 16 bytes
 
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
 
@@ -31,11 +26,6 @@ bool DrawsNothing(const proto::StepPlan& plan) {
   return std::none_of(plan.entries.begin(), plan.entries.end(), [](const proto::StepEntry& entry) {
     return entry.sample || entry.prompt_logprobs >= 0 || entry.logits_rows > 0 || entry.pool_rows > 0;
   });
-}
-
-// Products of so many rows: fewer sizes to choose algorithms for. The rows beyond are scratch.
-int64_t PaddedRows(int64_t rows) {
-  return rows <= kRowStep || rows > kMostPadded ? rows : (rows + kRowStep - 1) / kRowStep * kRowStep;
 }
 
 }  // namespace
@@ -63,8 +53,10 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
 absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::SharedGpu* shared_gpu) {
   kernels::cuda::CudaDevice& device = model_.device();
   DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps()));
+  runner_ = std::make_unique<LaunchRunner>(model_, *product_);
+  DT_RETURN_IF_ERROR(LowerSteps());
   most_rows_ = options.max_step_tokens;
-  const int64_t rows = most_rows_ + kRowStep;
+  const int64_t rows = most_rows_ + kProductRowStep;
   DT_RETURN_IF_ERROR(AllocateLane(shared_, stream_, options.micro_batches));
   micro_batches_.resize(options.micro_batches);
   for (size_t i = 0; i < micro_batches_.size(); ++i) {
@@ -75,8 +67,8 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
   std::vector<const CudaHybridWeights*> hybrid;
   for (const CudaStep& step : model_.steps()) hybrid.push_back(step.hybrid.get());
   if (std::any_of(hybrid.begin(), hybrid.end(), [](const CudaHybridWeights* weights) { return weights != nullptr; })) {
-    DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_,
-                                                    *product_, {rows, options.micro_batches, model_.type()}));
+    DT_ASSIGN_OR_RETURN(hybrid_,
+                        CudaHybrid::Create(device, model_.model(), table_, hybrid, {rows, options.micro_batches}));
   }
   if (options.prompt_blocks > 0) {
     if (options.rank_rows) {
@@ -99,6 +91,21 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
   return absl::OkStatus();
 }
 
+absl::Status CudaDense::LowerSteps() {
+  const auto shape_of = [this](WeightName name) {
+    return ShapeOf(model_.steps()[static_cast<size_t>(name.step)], name.weight);
+  };
+  const std::vector<model::LayerStep>& steps = model_.model().steps;
+  DT_ASSIGN_OR_RETURN(const LaunchList list, Lower({steps, table_, hidden(), model_.type(), shape_of}));
+  for (int parts = 1; parts <= CudaProduct::kMostParts; ++parts)
+    programs_.emplace_back(Fuse(list, {.parts = parts}), steps.size());
+  return absl::OkStatus();
+}
+
+const LaunchProgram& CudaDense::ProgramFor(int64_t rows) const {
+  return programs_[static_cast<size_t>(CudaProduct::PartsFor(rows)) - 1];
+}
+
 absl::StatusOr<std::unique_ptr<CudaLane>> CudaDense::MakeLane() const {
   auto lane = std::make_unique<Lane>();
   DT_ASSIGN_OR_RETURN(lane->own_stream, model_.device().CreateCudaStream());
@@ -115,7 +122,7 @@ CudaCrossing& CudaDense::CrossingOf(const exchange::Seam& seam) const {
 
 absl::Status CudaDense::AllocateLane(Lane& lane, CudaStream& stream, int micro_batches) const {
   kernels::cuda::CudaDevice& device = model_.device();
-  const int64_t rows = most_rows_ + kRowStep;
+  const int64_t rows = most_rows_ + kProductRowStep;
   int64_t qkv = 0, attended = 0, mlp = 0;
   for (size_t i = 0; i < model_.steps().size(); ++i) {
     const model::LayerStep& step = model_.model().steps[i];
@@ -171,6 +178,8 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   DT_RETURN_IF_ERROR(batch.crossing->Use(seam, batch));
   // Kernels of a step that failed there may still read what the next step writes here.
   if (before != batch.lane) DT_RETURN_IF_ERROR(before->stream->SynchronizeStatus());
+  batch.NameTensors();
+  if (hybrid_ != nullptr) hybrid_->NameTensors(batch);
   batch.rows = 0;
   for (const proto::StepEntry& entry : core.PlanOf(id).entries) batch.rows += static_cast<int64_t>(entry.tokens.size());
   if (batch.rows > most_rows_)
@@ -180,283 +189,21 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
 }
 
 absl::Status CudaDense::Run(const ComputeWorkerCore& core, MicroBatchId id, int index) {
-  if (std::holds_alternative<model::KeyValueProjection>(model_.model().steps[index]))
-    return absl::OkStatus();  // done with the queries
   MicroBatch& batch = micro_batches_[id.value()];
+  const LaunchProgram& program = ProgramFor(batch.rows);
+  const std::span<const Launch> launches = program.StepLaunches(static_cast<size_t>(index));
+  if (launches.empty()) return absl::OkStatus();  // done with the queries
   const bool reads = std::holds_alternative<model::OutputProjection>(model_.model().steps[index]);
   const void* const arriving = reads ? batch.crossing->Arriving(core.PartsOf(id), batch) : nullptr;
-  return batch.Enqueue({static_cast<uint64_t>(index), StepWork::Word(arriving)},
-                       [this, &core, id, index, arriving](CudaStream&) { return RunPiece(core, id, index, arriving); });
-}
-
-absl::Status CudaDense::RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index, const void* arriving) {
-  MicroBatch& batch = micro_batches_[id.value()];
-  const model::LayerStep& step = model_.model().steps[index];
-  const CudaStep& weights = model_.steps()[index];
-  if (const auto* input = std::get_if<model::InputNorm>(&step)) return RunStep(*input, weights, batch);
-  if (const auto* query = std::get_if<model::QueryProjection>(&step)) return RunStep(*query, weights, batch);
-  if (const auto* output = std::get_if<model::OutputProjection>(&step))
-    return RunOutput(*output, weights, batch, core.PartsOf(id), arriving);
-  if (const auto* mlp = std::get_if<model::GatedMlp>(&step)) return RunStep(*mlp, weights, batch);
-  if (const auto* experts = std::get_if<model::ExpertMlp>(&step)) return RunStep(*experts, weights, batch);
-  return Internal("step ", index, " of the model does not run on a GPU");
+  return batch.EnqueueRecords(program.StepKey(static_cast<size_t>(index)), arriving,
+                              [this, &core, &batch, launches, arriving](CudaStream&) {
+                                return runner_->Run(launches, core.PartsOf(batch.id), arriving, batch);
+                              });
 }
 
 absl::Status CudaDense::AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) {
   MicroBatch& batch = micro_batches_[id.value()];
   return batch.crossing->AttendPrompts(core, op, batch);
-}
-
-absl::Status CudaDense::Norm(const BufferPtr& weight, float eps, const float* x, void* out, WireType out_type,
-                             const MicroBatch& batch, int parts) {
-  kernels::cuda::RmsNormLaunch norm;
-  norm.x = const_cast<float*>(x);  // written only where there is a residual to add
-  if (parts > 0) {
-    norm.residual = batch.parts->data();
-    norm.residual_step = hidden();
-    norm.parts = parts;
-    norm.part_step = PaddedRows(batch.rows) * hidden();
-  }
-  norm.weight = Floats(weight);
-  norm.out = out;
-  norm.x_step = norm.out_step = hidden();
-  norm.x_type = WireType::kF32;
-  norm.out_type = out_type;
-  norm.eps = eps;
-  norm.rows = static_cast<int32_t>(batch.rows);
-  norm.size = static_cast<int32_t>(hidden());
-  return kernels::cuda::RmsNorm(batch.stream(), norm);
-}
-
-int CudaDense::PartsLeftBy(size_t index, const MicroBatch& batch) const {
-  const auto& steps = model_.model().steps;
-  const int parts = CudaProduct::PartsFor(batch.rows);
-  if (index + 1 >= steps.size() || parts == 1) return 0;
-  const auto adds_as_it_is = [](const auto& step) { return !step.post_norm.has_value() && step.scale == 1; };
-  const CudaStep& weights = model_.steps()[index];
-  const CudaProjection* added = nullptr;
-  if (const auto* output = std::get_if<model::OutputProjection>(&steps[index]); output && adds_as_it_is(*output))
-    added = &weights.first;
-  if (const auto* mlp = std::get_if<model::GatedMlp>(&steps[index]); mlp && adds_as_it_is(*mlp))
-    added = &weights.second;
-  const auto norms_first = [&](const auto* step) { return step != nullptr && step->norm.has_value(); };
-  if (added == nullptr || added->weights.is_kept() || added->bias != nullptr ||
-      added->weights.cols() % (parts * kRunElements) != 0)
-    return 0;
-  return norms_first(std::get_if<model::InputNorm>(&steps[index + 1])) ||
-                 norms_first(std::get_if<model::GatedMlp>(&steps[index + 1]))
-             ? parts
-             : 0;
-}
-
-// h = norm(x), or x; then x begins anew as restart * h.
-absl::Status CudaDense::NormOrConvert(const std::optional<model::RmsNorm>& norm, const std::optional<float>& restart,
-                                      const CudaStep& weights, MicroBatch& batch) {
-  kernels::cuda::CombineLaunch combine;
-  combine.count = batch.rows * hidden();
-  if (norm.has_value()) {
-    const int parts = IndexOf(weights) > 0 ? PartsLeftBy(IndexOf(weights) - 1, batch) : 0;
-    DT_RETURN_IF_ERROR(
-        Norm(weights.norm, norm->eps, Floats(batch.x), batch.lane->h->data(), model_.type(), batch, parts));
-  } else {
-    combine.a = batch.x->data();
-    combine.out = batch.lane->h->data();
-    combine.out_type = model_.type();
-    DT_RETURN_IF_ERROR(kernels::cuda::Combine(batch.stream(), combine));
-  }
-  if (!restart.has_value()) return absl::OkStatus();
-  combine.a = batch.lane->h->data();
-  combine.a_type = model_.type();
-  combine.a_factor = *restart;
-  combine.out = batch.x->data();
-  combine.out_type = WireType::kF32;
-  return kernels::cuda::Combine(batch.stream(), combine);
-}
-
-absl::Status CudaDense::RunStep(const model::InputNorm& step, const CudaStep& weights, MicroBatch& batch) {
-  DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
-  return hybrid_ != nullptr ? hybrid_->KeepInput(IndexOf(batch), batch.lane->h->data(), batch.rows) : absl::OkStatus();
-}
-
-// q, k and v of softmax attention below each other in its lane's qkv.
-absl::Status CudaDense::MultiplyHeads(size_t index, MicroBatch& batch) {
-  const CudaStep& weights = model_.steps()[index];
-  if (weights.hybrid != nullptr)
-    return hybrid_->LatentHeads(index, weights.first, batch.lane->h->data(), batch.rows, batch.lane->qkv->data());
-  return Multiply(weights.first, batch.lane->h->data(), batch.lane->qkv->data(), batch);
-}
-
-absl::Status CudaDense::Multiply(const CudaProjection& w, const void* in, void* out, MicroBatch& batch) {
-  kernels::cuda::GemmCall call{};
-  call.x = in;
-  call.y = out;
-  call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
-  call.m = PaddedRows(batch.rows);
-  call.n = w.weights.rows();
-  call.k = call.x_stride = w.weights.cols();
-  call.y_stride = call.n;
-  call.type = gemm_type();
-  return product_->Run(batch.stream(), w.weights, call);
-}
-
-absl::Status CudaDense::AddProjection(const CudaStep& step, const CudaProjection& w, float eps, float scale,
-                                      const void* in, MicroBatch& batch) {
-  const BufferPtr& post_norm = step.post_norm;
-  const bool goes_aside = post_norm != nullptr || scale != 1;
-  const BufferPtr& aside = batch.lane->aside;
-  kernels::cuda::GemmCall call{};
-  call.x = in;
-  call.y = goes_aside ? aside->data() : batch.x->data();
-  call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
-  call.m = PaddedRows(batch.rows);
-  call.n = call.y_stride = w.weights.rows();
-  call.k = call.x_stride = w.weights.cols();
-  call.type = gemm_type();
-  call.y_is_f32 = 1;
-  call.accumulate = goes_aside ? 0 : 1;
-  if (const int parts = PartsLeftBy(IndexOf(step), batch); parts > 0) {
-    call.y = batch.parts->data();
-    call.accumulate = 0;
-    call.parts = parts;
-    call.part_step = call.m * call.n;
-  }
-  DT_RETURN_IF_ERROR(product_->Run(batch.stream(), w.weights, call));
-  if (!goes_aside) return absl::OkStatus();
-  if (post_norm != nullptr)
-    DT_RETURN_IF_ERROR(Norm(post_norm, eps, Floats(aside), aside->data(), WireType::kF32, batch));
-  kernels::cuda::CombineLaunch sum;
-  sum.a = batch.x->data();
-  sum.b = aside->data();
-  sum.out = batch.x->data();
-  sum.b_factor = scale;
-  sum.count = batch.rows * hidden();
-  return kernels::cuda::Combine(batch.stream(), sum);
-}
-
-// A norm over all heads together; those over each head go with the rotation.
-absl::Status CudaDense::NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight, std::byte* heads,
-                                  int64_t width, int dim, int64_t step, const MicroBatch& batch) {
-  if (!norm.has_value() || static_cast<int64_t>(norm->weight.size()) == dim) return absl::OkStatus();
-  kernels::cuda::RmsNormLaunch launch;
-  launch.x = launch.out = heads;
-  launch.weight = Floats(weight);
-  launch.x_step = launch.out_step = step;
-  launch.x_type = launch.out_type = model_.type();
-  launch.eps = norm->eps;
-  launch.rows = static_cast<int32_t>(batch.rows);
-  launch.size = static_cast<int32_t>(width);
-  return kernels::cuda::RmsNorm(batch.stream(), launch);
-}
-
-// q, k and v in one product, normed and rotated on their way to the tensors that leave.
-absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaStep& weights, MicroBatch& batch) {
-  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[step.op]);
-  const auto& next = std::get<model::KeyValueProjection>(
-      model_.model().steps[static_cast<size_t>(&weights - model_.steps().data()) + 1]);
-  const int64_t q_width = int64_t{spec.query_heads} * spec.key_dim, k_width = int64_t{spec.kv_heads} * spec.key_dim;
-  const int64_t v_width = int64_t{spec.kv_heads} * spec.value_dim, width = q_width + k_width + v_width;
-  if (table_.linear(table_.op_group[step.op]) != nullptr) {
-    DT_RETURN_IF_ERROR(batch.crossing->BeforeHeads(batch));
-    DT_RETURN_IF_ERROR(hybrid_->StateHeads(IndexOf(batch), IndexOf(weights), weights.first, batch.rows,
-                                           batch.query->data(), batch.key_value->data()));
-    return batch.crossing->Leave(step.op, batch);
-  }
-  DT_RETURN_IF_ERROR(MultiplyHeads(IndexOf(weights), batch));
-  DT_RETURN_IF_ERROR(
-      NormWhole(step.head_norm, weights.q_norm, batch.lane->qkv->data(), q_width, spec.key_dim, width, batch));
-  DT_RETURN_IF_ERROR(NormWhole(next.head_norm, weights.k_norm, batch.lane->qkv->data() + q_width * kElement, k_width,
-                               spec.key_dim, width, batch));
-  kernels::cuda::KvAppendLaunch out;
-  out.qkv = batch.lane->qkv->data();
-  out.qkv_step = width;
-  out.type = model_.type();
-  out.q_out = batch.query->data();
-  out.q_out_step = q_width;
-  out.k_out = batch.key_value->data();
-  out.k_out_step = k_width;
-  out.v_out = batch.key_value->data() + batch.rows * k_width * kElement;
-  out.v_out_step = v_width;
-  out.layout = {spec.key_dim, spec.value_dim, kernels::cuda::KvType::kBF16};
-  const auto per_head = [&](const std::optional<model::RmsNorm>& norm, const BufferPtr& weight) -> const float* {
-    if (!norm.has_value() || static_cast<int>(norm->weight.size()) != spec.key_dim) return nullptr;
-    out.norm_eps = norm->eps;
-    return Floats(weight);
-  };
-  out.q_norm = per_head(step.head_norm, weights.q_norm);
-  out.k_norm = per_head(next.head_norm, weights.k_norm);
-  if (step.rope >= 0) {
-    const RopeAngles& angles = batch.angles[step.rope];
-    out.cos = Floats(angles.cos);
-    out.sin = Floats(angles.sin);
-    out.rotary = 2 * angles.pairs;
-  }
-  out.rows = static_cast<int32_t>(batch.rows);
-  out.q_heads = spec.query_heads;
-  out.kv_heads = spec.kv_heads;
-  DT_RETURN_IF_ERROR(batch.crossing->BeforeHeads(batch));
-  batch.crossing->LeaveFrom(step.op, batch, out);
-  DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), out));
-  return batch.crossing->Leave(step.op, batch);
-}
-
-absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
-                                  const std::vector<WorkerPart>& parts, const void* arriving) {
-  DT_ASSIGN_OR_RETURN(const void* attended, batch.crossing->Arrive(step.op, parts, arriving, batch));
-  if (step.gate.has_value()) {
-    DT_ASSIGN_OR_RETURN(attended, hybrid_->Gated(IndexOf(batch), IndexOf(weights), attended, batch.rows));
-  }
-  return AddProjection(weights, weights.first, step.post_norm ? step.post_norm->eps : 0, step.scale, attended, batch);
-}
-
-// act(gate) * up of the rows in lane->h, to lane->act.
-absl::Status CudaDense::GateAndUp(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch) {
-  const int64_t width = weights.second.weights.cols();
-  const bool gelu = step.activation == model::Activation::kGeluTanh;
-  const CudaProjection& w = weights.first;
-  if (weights.hybrid == nullptr && !w.weights.is_kept() && w.bias == nullptr) {
-    const int64_t in = w.weights.cols();
-    const kernels::cuda::GatedProductCall call{.x = batch.lane->h->data(),
-                                               .w = w.weights.data(),
-                                               .y = batch.lane->act->data(),
-                                               .m = PaddedRows(batch.rows),
-                                               .n = width,
-                                               .k = in,
-                                               .x_stride = in,
-                                               .w_stride = in,
-                                               .y_stride = width,
-                                               .type = gemm_type(),
-                                               .gelu = gelu ? 1 : 0};
-    DT_ASSIGN_OR_RETURN(const bool done, kernels::cuda::GatedProduct(batch.stream(), call));
-    if (done) return absl::OkStatus();
-  }
-  DT_RETURN_IF_ERROR(Multiply(w, batch.lane->h->data(), batch.lane->gate_up->data(), batch));
-  if (weights.hybrid != nullptr)
-    return hybrid_->Activate(step.activation, batch.lane->gate_up->data(), batch.lane->act->data(), batch.rows, width);
-  kernels::cuda::ActivationLaunch activation;
-  activation.gate = batch.lane->gate_up->data();
-  activation.up = batch.lane->gate_up->data() + width * kElement;
-  activation.out = batch.lane->act->data();
-  activation.gate_step = activation.up_step = 2 * width;
-  activation.out_step = width;
-  activation.type = model_.type();
-  activation.gelu = gelu ? 1 : 0;
-  activation.rows = static_cast<int32_t>(batch.rows);
-  activation.size = static_cast<int32_t>(width);
-  return kernels::cuda::GatedActivation(batch.stream(), activation);
-}
-
-absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch) {
-  DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
-  DT_RETURN_IF_ERROR(GateAndUp(step, weights, batch));
-  return AddProjection(weights, weights.second, step.post_norm ? step.post_norm->eps : 0, step.scale,
-                       batch.lane->act->data(), batch);
-}
-
-absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& weights, MicroBatch& batch) {
-  // The router reads x before it may begin anew, and unrounded: experts that are close would change places.
-  DT_RETURN_IF_ERROR(hybrid_->Route(IndexOf(weights), Floats(batch.x), Floats(weights.norm), batch.rows));
-  DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
-  return hybrid_->RunExperts(IndexOf(weights), batch.lane->h->data(), Floats(batch.x), batch.rows);
 }
 
 absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {

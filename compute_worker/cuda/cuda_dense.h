@@ -12,14 +12,17 @@
 #include "compute_worker/cuda/cuda_prompt_attention.h"
 #include "compute_worker/cuda/cuda_prompt_states.h"
 #include "compute_worker/cuda/cuda_rank_rows.h"
+#include "compute_worker/cuda/launch_list.h"
+#include "compute_worker/cuda/launch_runner.h"
 #include "kernels/cuda/products/cuda_product.h"
 #include "kernels/cuda/rows/row_ops.h"
 
 namespace dovetail::compute {
 
-// The dense pieces of a model on a GPU; what only hybrids and experts have is CudaHybrid's. The residual stream is kept
-// in f32, other activations in the wire type; products sum in f32. All work goes into the stream of the step's lane, so
-// pieces return when they are enqueued. How q, k, v and o cross the seam is the step's CudaCrossing's.
+// The dense pieces of a model on a GPU: lists of launches, made once from the model's steps (lower.h, fuse.h) and run
+// again in every step (launch_runner.h). The residual stream is kept in f32, other activations in the wire type;
+// products sum in f32. All work goes into the stream of the step's lane, so pieces return when they are enqueued. How
+// q, k, v and o cross the seam is the step's CudaCrossing's.
 //
 // A step whose launches are collected is enqueued when all its pieces are known, and recorded
 // (kernels/cuda/runtime/step_work.h). Such a step is drawn on the device, too, and the next one may take its tokens
@@ -86,43 +89,19 @@ class CudaDense final : public DenseBackend {
   absl::Status ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch);
   absl::StatusOr<const CachedRope*> RopeFor(int rope, int64_t length);
 
-  absl::Status RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index, const void* arriving);
+  // Makes the launches of the model's steps, once.
+  absl::Status LowerSteps();
+  const LaunchProgram& ProgramFor(int64_t rows) const;
 
-  absl::Status RunStep(const model::InputNorm& step, const CudaStep& weights, MicroBatch& batch);
-  absl::Status RunStep(const model::QueryProjection& step, const CudaStep& weights, MicroBatch& batch);
-  absl::Status RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
-                         const std::vector<WorkerPart>& parts, const void* arriving);
-  absl::Status GateAndUp(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch);
-  absl::Status RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch);
-  absl::Status RunStep(const model::ExpertMlp& step, const CudaStep& weights, MicroBatch& batch);
-  absl::Status MultiplyHeads(size_t index, MicroBatch& batch);
-  static int IndexOf(const MicroBatch& batch) { return batch.id.value(); }
-  size_t IndexOf(const CudaStep& step) const { return static_cast<size_t>(&step - model_.steps().data()); }
-
-  // `parts` of batch.parts are added to x first.
-  absl::Status Norm(const BufferPtr& weight, float eps, const float* x, void* out, kernels::cuda::WireType out_type,
-                    const MicroBatch& batch, int parts = 0);
-  // In how many parts a step leaves what it adds to x, for the next step's norm to add; 0: it adds it itself.
-  int PartsLeftBy(size_t index, const MicroBatch& batch) const;
-  absl::Status NormOrConvert(const std::optional<model::RmsNorm>& norm, const std::optional<float>& restart,
-                             const CudaStep& weights, MicroBatch& batch);
-  absl::Status NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight, std::byte* heads,
-                         int64_t width, int dim, int64_t step, const MicroBatch& batch);
-  absl::Status Multiply(const CudaProjection& w, const void* in, void* out, MicroBatch& batch);
-  // x += scale post_norm(in W + b).
-  absl::Status AddProjection(const CudaStep& step, const CudaProjection& w, float eps, float scale, const void* in,
-                             MicroBatch& batch);
-  kernels::cuda::GemmType gemm_type() const {
-    return model_.type() == kernels::cuda::WireType::kBF16 ? kernels::cuda::GemmType::kBF16
-                                                           : kernels::cuda::GemmType::kF16;
-  }
   int64_t hidden() const { return model_.model().config().hidden_size; }
 
   const CudaModel& model_;
   const proto::AttentionTable table_;
   kernels::cuda::CudaStream& stream_;
   std::unique_ptr<kernels::cuda::CudaProduct> product_;
-  std::unique_ptr<CudaHybrid> hybrid_;  // null for a dense model
+  std::unique_ptr<LaunchRunner> runner_;
+  std::vector<LaunchProgram> programs_;  // by how many parts products leave, less one
+  std::unique_ptr<CudaHybrid> hybrid_;   // null for a dense model
   int64_t most_rows_ = 0;
   Lane shared_;
   std::unique_ptr<CudaRankRows> rank_rows_;       // null: prompts are not divided among ranks that give each other rows

@@ -11,7 +11,6 @@
 namespace dovetail::compute {
 
 using kernels::cuda::CudaStream;
-using kernels::cuda::StepWork;
 using kernels::cuda::WireType;
 
 namespace {
@@ -20,6 +19,52 @@ constexpr size_t kMaxCachedRopes = 256;
 static_assert(proto::kMaxStepTokens <= kernels::cuda::kMaxOpRows, "a step's rows are one launch's");
 
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
+
+// x = factor table[ids].
+struct EmbedRecord {
+  const kernels::cuda::CudaWeights* table = nullptr;
+  const int32_t* ids = nullptr;
+  const kernels::cuda::SampleOutput* drawn = nullptr;  // for ids that are -1 - i
+  void* x = nullptr;
+  Real factor = 1.0f;
+  WireType table_type = WireType::kBF16;
+  int32_t rows = 0, size = 0;
+};
+
+absl::Status StartEmbed(CudaStream& stream, const EmbedRecord& record) {
+  kernels::cuda::EmbedLaunch embed;
+  embed.ids = record.ids;
+  embed.drawn = record.drawn;
+  embed.out = record.x;
+  embed.table_type = record.table_type;
+  embed.out_type = WireType::kF32;
+  embed.factor = record.factor;
+  embed.rows = record.rows;
+  embed.size = record.size;
+  return kernels::cuda::EmbedFrom(stream, *record.table, embed);
+}
+
+// RopeTableLaunch.
+struct RopeRecord {
+  const int32_t* positions = nullptr;
+  const float* inv_freq = nullptr;
+  float *cos = nullptr, *sin = nullptr;
+  Real multiplier = 1.0f;
+  int32_t rows = 0;
+  int64_t count = 0;
+};
+
+absl::Status StartRope(CudaStream& stream, const RopeRecord& record) {
+  kernels::cuda::RopeTableLaunch table;
+  table.positions = record.positions;
+  table.inv_freq = record.inv_freq;
+  table.cos = record.cos;
+  table.sin = record.sin;
+  table.multiplier = record.multiplier;
+  table.rows = record.rows;
+  table.count = static_cast<int32_t>(record.count);
+  return kernels::cuda::RopeTable(stream, table);
+}
 
 }  // namespace
 
@@ -60,22 +105,20 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
   const std::byte* const sent = batch.upload->device();
   batch.crossing->Fill(host, sent, batch);
   DT_RETURN_IF_ERROR(batch.upload->Send(batch.stream()));
-  kernels::cuda::EmbedLaunch embed;
+  EmbedRecord embed;
+  embed.table = &model_.embedding();
   embed.ids = reinterpret_cast<const int32_t*>(sent + ids_at);
   if (const auto before = core.DrawnBy(id); before.has_value()) {
     const MicroBatch& drawn = micro_batches_[before->value()];
     embed.drawn = drawn.lane->sampler->drawn(DrawId(drawn));
     if (drawn.lane != batch.lane) DT_RETURN_IF_ERROR(drawn.lane->sampler->LetWait(batch.stream(), DrawId(drawn)));
   }
-  embed.out = batch.x->data();
+  embed.x = batch.x->data();
   embed.table_type = model_.type();
-  embed.out_type = WireType::kF32;
   embed.factor = model_.model().config().embedding_scale;
   embed.rows = static_cast<int32_t>(batch.rows);
   embed.size = static_cast<int32_t>(hidden());
-  DT_RETURN_IF_ERROR(batch.Enqueue(
-      {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
-      [this, embed](CudaStream& stream) { return kernels::cuda::EmbedFrom(stream, model_.embedding(), embed); }));
+  DT_RETURN_IF_ERROR(batch.Enqueue(embed, StartEmbed));
   return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(sent + positions_at), batch);
 }
 
@@ -111,7 +154,7 @@ absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t
       while (end < plan.entries.size() && model::RopeVariant(spec, plan.entries[end].rope_length) == variant)
         rows += static_cast<int64_t>(plan.entries[end++].tokens.size());
       DT_ASSIGN_OR_RETURN(const CachedRope* const cached, RopeFor(static_cast<int>(rope), length));
-      kernels::cuda::RopeTableLaunch table;
+      RopeRecord table;
       table.positions = positions + row;
       table.inv_freq = Floats(cached->inv_freq);
       table.cos = Floats(angles.cos) + row * angles.pairs;
@@ -119,10 +162,7 @@ absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t
       table.multiplier = cached->table.multiplier;
       table.rows = static_cast<int32_t>(rows);
       table.count = angles.pairs;
-      DT_RETURN_IF_ERROR(
-          batch.Enqueue({StepWork::Word(table.inv_freq) ^ static_cast<uint64_t>(row) << 48,
-                         StepWork::Word(table.positions) ^ static_cast<uint64_t>(rows) << 48},
-                        [table](CudaStream& stream) { return kernels::cuda::RopeTable(stream, table); }));
+      DT_RETURN_IF_ERROR(batch.Enqueue(table, StartRope));
       row += rows;
       begin = end;
     }

@@ -19,6 +19,12 @@ using kernels::cuda::StepWork;
 constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
 constexpr size_t kUploadPart = 256;
 
+// How the step went with a peer, for the host (GpuExchange::FetchStatus).
+struct FetchRecord {
+  GpuExchange* peer = nullptr;
+  uint64_t micro_batch = 0;
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaPeerCrossing>> CudaPeerCrossing::Create(const proto::AttentionTable& table,
@@ -179,9 +185,9 @@ absl::Status CudaPeerCrossing::BeforeDraws(CudaBatch& batch) {
   std::vector<GpuExchange*> peers = StepOf(batch).peers;
   std::sort(peers.begin(), peers.end());
   for (GpuExchange* const peer : peers) {
-    const MicroBatchId id = batch.id;
-    const auto fetch = [peer, id](CudaStream& stream) { return peer->FetchStatus(stream, id); };
-    DT_RETURN_IF_ERROR(batch.Enqueue({StepWork::Word(peer->End(id).own), 0}, fetch));
+    DT_RETURN_IF_ERROR(batch.Enqueue(FetchRecord{peer, batch.id.value()}, [](CudaStream& stream, const FetchRecord& r) {
+      return r.peer->FetchStatus(stream, MicroBatchId(static_cast<uint16_t>(r.micro_batch)));
+    }));
   }
   return StepOf(batch).attends ? prompts_->End(batch) : absl::OkStatus();
 }
@@ -191,8 +197,7 @@ absl::Status CudaPeerCrossing::EndTurn(CudaBatch& batch) {
   kernels::cuda::ExchangeGiveTurnLaunch give;
   give.fan = step.fan;
   if (step.fan == nullptr) give.own = step.only()->End(batch.id).own;
-  return batch.Enqueue({StepWork::Word(turn_->data()), 0},
-                       [give](CudaStream& stream) { return kernels::cuda::ExchangeGiveTurn(stream, give); });
+  return batch.Enqueue(give, kernels::cuda::ExchangeGiveTurn);
 }
 
 absl::Status CudaPeerCrossing::Launch(CudaBatch& batch) {

@@ -49,6 +49,35 @@ TEST_F(StepWorkTest, NothingRunsBeforeTheLaunchAndTheThirdStepOfAKindIsOneGraph)
   EXPECT_EQ(First(*memory), 8) << "another kind of step";
 }
 
+struct FillRecord {
+  std::byte* to = nullptr;
+  uint64_t value = 0, count = 0;
+};
+
+absl::Status StartFill(CudaStream& stream, const FillRecord& record) {
+  return stream.Fill(record.to, static_cast<int>(record.value), record.count);
+}
+
+// Each kind of step comes three times, so that it is run, recorded and launched; any field tells kinds apart.
+TEST_F(StepWorkTest, TheGraphOfARecordIsReplayedForTheSameRecordOnly) {
+  const auto memory = Empty(64), other = Empty(64);
+  const FillRecord record{memory->data(), 7, 64};
+  const FillRecord records[] = {record, {memory->data(), 8, 64}, {memory->data(), 7, 32}, {other->data(), 7, 64}};
+  for (int times = 0; times < 3; ++times) {
+    for (const FillRecord& each : records) {
+      ASSERT_TRUE(stream().Fill(memory->data(), 0, 64).ok());
+      ASSERT_TRUE(stream().Fill(other->data(), 0, 64).ok());
+      ASSERT_TRUE(work_.Begin(stream()).ok());
+      ASSERT_TRUE(work_.Add(stream(), each, StartFill).ok());
+      ASSERT_TRUE(work_.Launch(stream()).ok());
+      std::vector<uint8_t> expected(64, 0);
+      std::fill_n(expected.begin(), each.count, static_cast<uint8_t>(each.value));
+      EXPECT_EQ(Download<uint8_t>(each.to == memory->data() ? *memory : *other), expected);
+      EXPECT_EQ(First(each.to == memory->data() ? *other : *memory), 0);
+    }
+  }
+}
+
 TEST_F(StepWorkTest, AnImmediateStepEnqueuesWhatWasAddedAndWhatFollows) {
   const auto memory = Empty(64);
   ASSERT_TRUE(work_.Begin(stream()).ok());

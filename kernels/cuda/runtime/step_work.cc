@@ -25,7 +25,7 @@ absl::Status StepWork::Begin(CudaStream& stream) {
   return stream.BeginUploads(done_);
 }
 
-absl::Status StepWork::Add(CudaStream& stream, std::initializer_list<uint64_t> what, Enqueue enqueue) {
+absl::Status StepWork::Add(CudaStream& stream, std::span<const uint64_t> what, Enqueue enqueue) {
   if (immediate_) return enqueue(stream);
   what_.push_back(what.size());
   what_.insert(what_.end(), what.begin(), what.end());

@@ -3,9 +3,13 @@
 #include <functional>
 #include <initializer_list>
 #include <list>
+#include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda_device.h"
+#include "kernels/cuda/runtime/record_words.h"
 
 namespace dovetail::kernels::cuda {
 
@@ -27,7 +31,19 @@ class StepWork {
 
   // `what` tells everything that the launches depend on but the contents of memory: pointers, sizes, indices. In an
   // immediate step the launches are enqueued at once.
-  absl::Status Add(CudaStream& stream, std::initializer_list<uint64_t> what, Enqueue enqueue);
+  absl::Status Add(CudaStream& stream, std::span<const uint64_t> what, Enqueue enqueue);
+  absl::Status Add(CudaStream& stream, std::initializer_list<uint64_t> what, Enqueue enqueue) {
+    return Add(stream, std::span(what.begin(), what.size()), std::move(enqueue));
+  }
+
+  // Launches that depend on the record alone, since `run` is given nothing else. Its bytes tell them.
+  template <PlainRecord Record>
+  absl::Status Add(CudaStream& stream, const Record& record,
+                   std::type_identity_t<absl::Status (*)(CudaStream&, const Record&)> run) {
+    std::vector<uint64_t> what = {reinterpret_cast<uint64_t>(run)};
+    AppendWords(record, what);
+    return Add(stream, what, [record, run](CudaStream& s) { return run(s, record); });
+  }
 
   // Enqueues what was added; from here on this step is immediate. For steps too large to be bound by launches, and for
   // those whose uploads must come between launches: until it ends, no upload of the stream overlaps.

@@ -1,0 +1,81 @@
+#include "compute_worker/cuda/fuse.h"
+
+#include <variant>
+
+namespace dovetail::compute {
+namespace {
+
+constexpr int64_t kRunElements = 8;  // of 16 bytes
+
+template <typename Record>
+Record* RecordAt(LaunchList& list, size_t at) {
+  return at < list.size() ? std::get_if<Record>(&list[at].record) : nullptr;
+}
+
+void Erase(LaunchList& list, size_t at) { list.erase(list.begin() + static_cast<std::ptrdiff_t>(at)); }
+
+// A product and the sum of it into x: the product adds.
+bool SumIntoX(LaunchList& list, size_t at, const FuseFor&) {
+  auto* const product = RecordAt<ProductRecord>(list, at);
+  const auto* const sum = RecordAt<CombineRecord>(list, at + 1);
+  if (product == nullptr || sum == nullptr) return false;
+  const bool is_sum = sum->a == sum->out && sum->b == product->y && sum->a_type == WireType::kF32 &&
+                      sum->out_type == WireType::kF32 && sum->a_factor == 1.0f && sum->b_factor == 1.0f;
+  const bool is_whole = product->n == sum->width && product->y_step == product->n && product->parts == 1;
+  if (!is_sum || !is_whole || product->result != ProductResult::kF32 || sum->out.tensor != Tensor::kX) return false;
+  product->y = sum->out;
+  product->result = ProductResult::kAdded;
+  Erase(list, at + 1);
+  return true;
+}
+
+// A product that adds to x, and the norm that reads x next: the product leaves parts, and the norm sums them. Those of
+// experts add by themselves: for them it was not measured.
+bool SumInNorm(LaunchList& list, size_t at, const FuseFor& shape) {
+  auto* const product = RecordAt<ProductRecord>(list, at);
+  auto* const norm = RecordAt<NormRecord>(list, at + 1);
+  if (product == nullptr || norm == nullptr || shape.parts == 1) return false;
+  const bool adds = product->result == ProductResult::kAdded && product->parts == 1 &&
+                    product->y == Place{.tensor = Tensor::kX} && product->n == norm->size;
+  const bool divides = product->kept == 0 && product->biased == 0 && product->k % (shape.parts * kRunElements) == 0;
+  const bool reads_x = norm->x == product->y && norm->x_type == WireType::kF32 && norm->x_step == norm->size;
+  const bool is_dense = product->w.weight == Weight::kFirst || product->w.weight == Weight::kSecond;
+  if (!adds || !divides || !reads_x || !is_dense || norm->parts > 0) return false;
+  product->y = {.tensor = Tensor::kParts};
+  product->result = ProductResult::kF32;
+  product->parts = norm->parts = shape.parts;
+  return true;
+}
+
+// The products of a gated MLP's halves, and its activation.
+bool GateProduct(LaunchList& list, size_t at, const FuseFor&) {
+  const auto* const product = RecordAt<ProductRecord>(list, at);
+  const auto* const activation = RecordAt<GatedActivationRecord>(list, at + 1);
+  if (product == nullptr || activation == nullptr) return false;
+  const bool is_gate_up = activation->gate_up == product->y && product->n == 2 * activation->size &&
+                          product->y_step == product->n && product->result == ProductResult::kWire;
+  if (!is_gate_up || product->kept != 0 || product->biased != 0) return false;
+  list[at].record = GatedProductRecord{*product, *activation};
+  Erase(list, at + 1);
+  return true;
+}
+
+constexpr FusionRule kRules[] = {
+    {"a product adds to x", SumIntoX},
+    {"the next norm sums a product's parts", SumInNorm},
+    {"a gated MLP's first half is one kernel", GateProduct},
+};
+
+}  // namespace
+
+std::span<const FusionRule> FusionRules() { return kRules; }
+
+LaunchList Fuse(LaunchList list, const FuseFor& shape, std::span<const FusionRule> rules) {
+  for (const FusionRule& rule : rules)
+    for (size_t at = 0; at < list.size(); ++at) rule.apply(list, at, shape);
+  return list;
+}
+
+LaunchList Fuse(LaunchList list, const FuseFor& shape) { return Fuse(std::move(list), shape, kRules); }
+
+}  // namespace dovetail::compute

@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "compute_worker/cuda/cuda_batch.h"
+#include "compute_worker/cuda/cuda_model.h"
+#include "compute_worker/cuda/launch_list.h"
+#include "kernels/cuda/products/cuda_product.h"
+
+namespace dovetail::compute {
+
+// Products of few rows take a multiple of eight: fewer sizes to choose algorithms for. The rows beyond are scratch.
+inline constexpr int64_t kProductRowStep = 8;
+int64_t PaddedRows(int64_t rows);
+
+// How many rows of one expert a tile has, where experts share so many pairs (row, choice); the fewest is kFewTileRows.
+inline constexpr int kFewTileRows = 16;
+int ExpertTileRows(int64_t pairs, int64_t experts);
+
+// Enqueues launches that are records: names become addresses of the batch's memory and of the model's weights, rows are
+// the batch's. One function a record, and none decides anything but what depends on the rows.
+// Ownership: `model` and `product` outlive it.
+// Errors: those of the kernels and of the way across the seam.
+// Threads: reactor-owned, as CudaDense.
+class LaunchRunner {
+ public:
+  LaunchRunner(const CudaModel& model, kernels::cuda::CudaProduct& product) : model_(model), product_(product) {}
+
+  // In the batch's stream. `parts` and `arriving` as CudaCrossing::Arrive takes them.
+  absl::Status Run(std::span<const Launch> launches, const std::vector<WorkerPart>& parts, const void* arriving,
+                   CudaBatch& batch) const;
+
+ private:
+  absl::Status Start(const ProductRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const NormRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const CombineRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const CopyRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const ClearRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const GatedActivationRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const MlpActivationRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const GatedProductRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const HeadsRecord& record, CudaBatch& batch) const;
+  // launch_runner_hybrid.cc
+  absl::Status Start(const StateInputsRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const StateGatesRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const OutputGateRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const JoinKeysRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const RouteRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const PlaceExpertsRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const ExpertProductRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const ExpertSumRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const GatedAddRecord& record, CudaBatch& batch) const;
+
+  absl::Status Cross(const SeamRecord& record, const std::vector<WorkerPart>& parts, const void* arriving,
+                     CudaBatch& batch) const;
+
+  const CudaStep& StepOf(const WeightName& name) const { return model_.steps()[static_cast<size_t>(name.step)]; }
+  const float* Vector(const WeightName& name) const;  // null for kNone
+  kernels::cuda::GemmType gemm_type() const;
+
+  const CudaModel& model_;
+  kernels::cuda::CudaProduct& product_;
+};
+
+}  // namespace dovetail::compute
