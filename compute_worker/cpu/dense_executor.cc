@@ -12,8 +12,6 @@
 
 namespace dovetail::compute {
 
-constexpr size_t kMaxCachedRopes = 256;
-
 StepProgram ProgramOf(const model::LoadedModel& model, bool q_first) {
   StepProgram program;
   const std::vector<model::AttentionOp> ops = model::AttentionOpsOf(model.config());
@@ -99,20 +97,6 @@ absl::Status DenseExecutor::PrepareStep(const ComputeWorkerCore& core, MicroBatc
   return ComputeAngles(plan, batch);
 }
 
-const model::RopeTable& DenseExecutor::RopeFor(int rope, int64_t length) {
-  const model::RopeSpec& spec = model_.config().ropes[rope];
-  const int64_t variant = model::RopeVariant(spec, length);
-  auto it = std::find_if(rope_cache_.begin(), rope_cache_.end(),
-                         [&](const CachedRope& c) { return c.rope == rope && c.variant == variant; });
-  if (it == rope_cache_.end()) {
-    if (rope_cache_.size() >= kMaxCachedRopes) rope_cache_.pop_back();
-    rope_cache_.push_front(CachedRope{rope, variant, model::MakeRopeTable(spec, length)});
-  } else {
-    rope_cache_.splice(rope_cache_.begin(), rope_cache_, it);
-  }
-  return rope_cache_.front().table;
-}
-
 absl::Status DenseExecutor::ComputeAngles(const proto::StepPlan& plan, MicroBatch& batch) {
   const int64_t rows = batch.wire->rows();
   for (size_t rope = 0; rope < batch.angles.size(); ++rope) {
@@ -120,21 +104,17 @@ absl::Status DenseExecutor::ComputeAngles(const proto::StepPlan& plan, MicroBatc
     angles.pairs = model_.config().ropes[rope].rotary_dims / 2;
     DT_RETURN_IF_ERROR(Grow(angles.cos, rows * angles.pairs * sizeof(float)));
     DT_RETURN_IF_ERROR(Grow(angles.sin, rows * angles.pairs * sizeof(float)));
-    // Runs of entries whose sequences share frequencies go together.
-    for (size_t begin = 0; begin < plan.entries.size();) {
-      const model::RopeTable& table = RopeFor(static_cast<int>(rope), plan.entries[begin].rope_length);
-      const int64_t variant = rope_cache_.front().variant;
-      size_t end = begin + 1;
-      while (end < plan.entries.size() &&
-             model::RopeVariant(model_.config().ropes[rope], plan.entries[end].rope_length) == variant)
-        ++end;
-      const int64_t first = batch.wire->row_begin(static_cast<int>(begin));
-      const int64_t last = end < plan.entries.size() ? batch.wire->row_begin(static_cast<int>(end)) : rows;
-      kernels::ComputeRopeTable(context_, std::span(batch.positions).subspan(first, last - first), table.inv_freq,
-                                table.multiplier, Floats(*angles.cos) + first * angles.pairs,
-                                Floats(*angles.sin) + first * angles.pairs);
-      begin = end;
-    }
+    const model::RopeSpec& spec = model_.config().ropes[rope];
+    const auto compute = [&](const RopeRun& run) -> absl::Status {
+      const auto make = [&] { return absl::StatusOr<model::RopeTable>(model::MakeRopeTable(spec, run.length)); };
+      DT_ASSIGN_OR_RETURN(const model::RopeTable* const table,
+                          rope_cache_.Get(static_cast<int>(rope), run.variant, make));
+      kernels::ComputeRopeTable(context_, std::span(batch.positions).subspan(run.first, run.rows), table->inv_freq,
+                                table->multiplier, Floats(*angles.cos) + run.first * angles.pairs,
+                                Floats(*angles.sin) + run.first * angles.pairs);
+      return absl::OkStatus();
+    };
+    DT_RETURN_IF_ERROR(ForEachRopeRun(spec, plan, compute));
   }
   return absl::OkStatus();
 }

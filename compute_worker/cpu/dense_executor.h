@@ -1,7 +1,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <span>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "compute_worker/cpu/prompt_attention.h"
 #include "compute_worker/cpu/prompt_states.h"
 #include "compute_worker/cpu/switch_attention.h"
+#include "compute_worker/rope_runs.h"
 #include "compute_worker/step_wire.h"
 #include "kernels/device.h"
 #include "kernels/op_context.h"
@@ -93,11 +93,6 @@ class DenseExecutor {
     std::vector<TokenId> tokens;
     std::unique_ptr<StepWire> wire;
   };
-  struct CachedRope {
-    int rope = 0;
-    int64_t variant = 0;
-    model::RopeTable table;
-  };
 
   static float* Floats(kernels::Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
   static const float* Floats(const kernels::Buffer& buffer) {
@@ -106,7 +101,6 @@ class DenseExecutor {
   absl::Status Grow(BufferPtr& buffer, size_t bytes);
   absl::Status GrowScratch(int64_t rows);
   absl::Status ComputeAngles(const proto::StepPlan& plan, MicroBatch& batch);
-  const model::RopeTable& RopeFor(int rope, int64_t length);
 
   absl::Status RunStep(const model::InputNorm& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
   absl::Status RunStep(const model::QueryProjection& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
@@ -155,7 +149,7 @@ class DenseExecutor {
   PromptStates states_;
   SwitchAttention heads_of_ranks_;
   std::vector<MicroBatch> micro_batches_;
-  std::list<CachedRope> rope_cache_;  // front: used last
+  RopeCache<model::RopeTable> rope_cache_;
   const Widths widths_;
   BufferPtr heads_, gate_, up_, out_, gemm_scratch_;
   BufferPtr router_, expert_in_, expert_out_;   // logits [rows, experts]; [rows * chosen, hidden]

@@ -1,5 +1,4 @@
 #pragma once
-#include <list>
 #include <memory>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "compute_worker/cuda/cuda_rank_rows.h"
 #include "compute_worker/cuda/launch_list.h"
 #include "compute_worker/cuda/launch_runner.h"
+#include "compute_worker/rope_runs.h"
 #include "kernels/cuda/products/cuda_product.h"
 #include "kernels/cuda/rows/row_ops.h"
 
@@ -69,10 +69,8 @@ class CudaDense final : public DenseBackend {
   using Lane = CudaLane;
   using MicroBatch = CudaBatch;
   using RopeAngles = CudaBatch::RopeAngles;
-  struct CachedRope {
-    int rope = 0;
-    int64_t variant = 0;
-    model::RopeTable table;
+  struct RopeOnGpu {
+    float multiplier = 1;
     BufferPtr inv_freq;
   };
 
@@ -87,7 +85,7 @@ class CudaDense final : public DenseBackend {
   absl::Status EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id);
   absl::Status UploadTokens(const ComputeWorkerCore& core, MicroBatchId id, int32_t* ids, int32_t* positions) const;
   absl::Status ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch);
-  absl::StatusOr<const CachedRope*> RopeFor(int rope, int64_t length);
+  absl::StatusOr<const RopeOnGpu*> RopeFor(int rope, const RopeRun& run);
 
   // Makes the launches of the model's steps, once.
   absl::Status LowerSteps();
@@ -112,7 +110,7 @@ class CudaDense final : public DenseBackend {
   std::unique_ptr<CudaOneGpuCrossing> on_one_gpu_;  // null: no attention worker of this process has this GPU
   std::unique_ptr<CudaPeerCrossing> between_gpus_;
   std::vector<MicroBatch> micro_batches_;
-  std::list<CachedRope> rope_cache_;  // front: used last
+  RopeCache<RopeOnGpu> rope_cache_;
 };
 
 }  // namespace dovetail::compute

@@ -15,7 +15,6 @@ using kernels::cuda::WireType;
 
 namespace {
 
-constexpr size_t kMaxCachedRopes = 256;
 static_assert(proto::kMaxStepTokens <= kernels::cuda::kMaxOpRows, "a step's rows are one launch's");
 
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
@@ -122,50 +121,34 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
   return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(sent + positions_at), batch);
 }
 
-absl::StatusOr<const CudaDense::CachedRope*> CudaDense::RopeFor(int rope, int64_t length) {
-  const model::RopeSpec& spec = model_.model().config().ropes[rope];
-  const int64_t variant = model::RopeVariant(spec, length);
-  const auto it = std::find_if(rope_cache_.begin(), rope_cache_.end(),
-                               [&](const CachedRope& c) { return c.rope == rope && c.variant == variant; });
-  if (it != rope_cache_.end()) {
-    rope_cache_.splice(rope_cache_.begin(), rope_cache_, it);
-    return &rope_cache_.front();
-  }
-  CachedRope cached{rope, variant, model::MakeRopeTable(spec, length), nullptr};
-  const size_t bytes = cached.table.inv_freq.size() * sizeof(float);
-  DT_ASSIGN_OR_RETURN(cached.inv_freq, model_.device().Allocate(bytes));
-  DT_RETURN_IF_ERROR(stream_.Copy(cached.inv_freq->data(), cached.table.inv_freq.data(), bytes));
-  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // a new length of a dynamic kind: rare
-  if (rope_cache_.size() >= kMaxCachedRopes) rope_cache_.pop_back();
-  rope_cache_.push_front(std::move(cached));
-  return &rope_cache_.front();
+absl::StatusOr<const CudaDense::RopeOnGpu*> CudaDense::RopeFor(int rope, const RopeRun& run) {
+  return rope_cache_.Get(rope, run.variant, [&]() -> absl::StatusOr<RopeOnGpu> {
+    const model::RopeTable table = model::MakeRopeTable(model_.model().config().ropes[rope], run.length);
+    RopeOnGpu made{table.multiplier, nullptr};
+    const size_t bytes = table.inv_freq.size() * sizeof(float);
+    DT_ASSIGN_OR_RETURN(made.inv_freq, model_.device().Allocate(bytes));
+    DT_RETURN_IF_ERROR(stream_.Copy(made.inv_freq->data(), table.inv_freq.data(), bytes));
+    DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // a new length of a dynamic kind: rare
+    return made;
+  });
 }
 
-// Runs of entries whose sequences share frequencies go together.
 absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch) {
   for (size_t rope = 0; rope < batch.angles.size(); ++rope) {
-    const model::RopeSpec& spec = model_.model().config().ropes[rope];
     RopeAngles& angles = batch.angles[rope];
-    int64_t row = 0;
-    for (size_t begin = 0; begin < plan.entries.size();) {
-      const int64_t length = plan.entries[begin].rope_length, variant = model::RopeVariant(spec, length);
-      int64_t rows = 0;
-      size_t end = begin;
-      while (end < plan.entries.size() && model::RopeVariant(spec, plan.entries[end].rope_length) == variant)
-        rows += static_cast<int64_t>(plan.entries[end++].tokens.size());
-      DT_ASSIGN_OR_RETURN(const CachedRope* const cached, RopeFor(static_cast<int>(rope), length));
+    const auto start = [&](const RopeRun& run) -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const RopeOnGpu* const frequencies, RopeFor(static_cast<int>(rope), run));
       RopeRecord table;
-      table.positions = positions + row;
-      table.inv_freq = Floats(cached->inv_freq);
-      table.cos = Floats(angles.cos) + row * angles.pairs;
-      table.sin = Floats(angles.sin) + row * angles.pairs;
-      table.multiplier = cached->table.multiplier;
-      table.rows = static_cast<int32_t>(rows);
+      table.positions = positions + run.first;
+      table.inv_freq = Floats(frequencies->inv_freq);
+      table.cos = Floats(angles.cos) + run.first * angles.pairs;
+      table.sin = Floats(angles.sin) + run.first * angles.pairs;
+      table.multiplier = frequencies->multiplier;
+      table.rows = static_cast<int32_t>(run.rows);
       table.count = angles.pairs;
-      DT_RETURN_IF_ERROR(batch.Enqueue(table, StartRope));
-      row += rows;
-      begin = end;
-    }
+      return batch.Enqueue(table, StartRope);
+    };
+    DT_RETURN_IF_ERROR(ForEachRopeRun(model_.model().config().ropes[rope], plan, start));
   }
   return absl::OkStatus();
 }
