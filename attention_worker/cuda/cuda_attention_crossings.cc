@@ -8,7 +8,6 @@
 namespace dovetail::attention {
 
 using kernels::cuda::CudaStream;
-using kernels::cuda::StepWork;
 
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Crossing::Lend(int op, const MicroBatch& batch) const {
   const LayerGroup group = executor_.core_.table().op_group[op];
@@ -16,6 +15,27 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Crossing::Lend(int o
     return Internal("the answer of a token shard cannot stay on one GPU");
   const MicroBatchId id(static_cast<uint16_t>(&batch - executor_.micro_batches_.data()));
   return transport::Lend(batch.partial, executor_.core_.LayoutOf(id, group).partial_bytes);
+}
+
+CudaAttentionExecutor::Crossing::AttendRecord CudaAttentionExecutor::Crossing::RecordOf(int op,
+                                                                                        const std::byte* key_value,
+                                                                                        MicroBatch& batch) const {
+  const LayerGroup group = executor_.core_.table().op_group[op];
+  const GroupStep& step = batch.groups[group.value()];
+  AttendRecord record;
+  record.executor = &executor_;
+  record.batch = &batch;
+  record.query = batch.payload.data();
+  record.key_value = key_value;
+  record.items = step.items;
+  record.positions = step.positions;
+  record.row_items = step.row_items;
+  record.op = op;
+  record.op_index = executor_.core_.table().op_index_in_group[op];
+  record.group = group.value();
+  record.offset = static_cast<uint64_t>(record.op_index * step.op_step);
+  record.launches = step.attends ? step.attention->Launches() : 0;
+  return record;
 }
 
 uint64_t CudaAttentionExecutor::Crossing::WordOf(const std::vector<AppendRun>& appends, uint64_t word) {
@@ -88,28 +108,24 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::OneGpuCrossing::Run(
 absl::Status CudaAttentionExecutor::OneGpuCrossing::Add(MicroBatchId id, int op, const std::byte* key_value,
                                                         MicroBatch& batch) {
   const LayerGroup group = executor_.core_.table().op_group[op];
-  const int op_index = executor_.core_.table().op_index_in_group[op];
   const proto::SoftmaxSpec& spec = executor_.core_.table().softmax(group);
   const GroupStep& step = batch.groups[group.value()];
-  const auto offset = static_cast<uint64_t>(op_index * step.op_step);
+  AttendRecord record = RecordOf(op, key_value, batch);
   const bool whole = step.appends.size() == 1 && step.appends[0].kv_heads == spec.kv_heads;
   if (whole) {
     gpu_.SetAppendTarget(
-        id, op, {step.items, step.positions, step.row_items, static_cast<int64_t>(offset), executor_.LayoutOf(spec)});
+        id, op,
+        {step.items, step.positions, step.row_items, static_cast<int64_t>(record.offset), executor_.LayoutOf(spec)});
   }
   // For a step whose appends are not one run, everything about them.
-  const uint64_t appends = WordOf(step.appends, whole ? 1 : 0);
-  const std::byte* query = batch.payload.data();
-  CudaAttentionExecutor* const executor = &executor_;
-  return batch.work->Add(
-      *batch.stream,
-      {StepWork::Word(executor), static_cast<uint64_t>(op), offset, appends, StepWork::Word(query),
-       StepWork::Word(key_value), StepWork::Word(batch.partial->data()), StepWork::Word(step.items),
-       StepWork::Word(step.positions), StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
-      [executor, &batch, group, op_index, whole, query, key_value](CudaStream&) -> absl::Status {
-        if (!whole) DT_RETURN_IF_ERROR(executor->Append(batch, group, op_index, key_value));
-        return executor->Attend(batch, group, op_index, query);
-      });
+  record.appends = WordOf(step.appends, whole ? 1 : 0);
+  record.partial = batch.partial->data();
+  record.is_appended = whole ? 1 : 0;
+  return batch.work->Add(*batch.stream, record, [](CudaStream&, const AttendRecord& r) -> absl::Status {
+    const LayerGroup of(r.group);
+    if (r.is_appended == 0) DT_RETURN_IF_ERROR(r.executor->Append(*r.batch, of, r.op_index, r.key_value));
+    return r.executor->Attend(*r.batch, of, r.op_index, r.query);
+  });
 }
 
 absl::Status CudaAttentionExecutor::PeerCrossing::Use(const exchange::Seam& seam, MicroBatchId id, MicroBatch& batch) {
@@ -143,30 +159,23 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(Mi
                                                                               std::span<const std::byte> payload,
                                                                               MicroBatch& batch) {
   const LayerGroup group = executor_.core_.table().op_group[op];
-  const int op_index = executor_.core_.table().op_index_in_group[op];
   const GroupStep& step = batch.groups[group.value()];
   if (!step.partials.empty() || step.appends.empty())
     return Internal("attention op ", op, ": a step of divided sequences cannot stay on GPUs");
-  const auto offset = static_cast<uint64_t>(op_index * step.op_step);
-  const std::byte *const query = batch.payload.data(), *const key_value = payload.data();
-  const bool waits_apart = steps_[id.value()].waits_apart;
-  std::byte* const answer = steps_[id.value()].peer->peer_slot(id);
-  const kernels::cuda::ExchangeEnd end = steps_[id.value()].peer->End(id);
-  CudaAttentionExecutor* const executor = &executor_;
-  const auto attend = [executor, &batch, waits_apart, group, op, op_index, query, key_value, answer,
-                       end](CudaStream& stream) -> absl::Status {
-    if (waits_apart) DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {end, static_cast<uint32_t>(op)}));
-    DT_RETURN_IF_ERROR(executor->Append(batch, group, op_index, key_value, &end, op));
-    DT_RETURN_IF_ERROR(executor->Attend(batch, group, op_index, query, answer));
-    return kernels::cuda::ExchangeSignal(stream, {end, static_cast<uint32_t>(op)});
-  };
-  DT_RETURN_IF_ERROR(batch.work->Add(
-      *batch.stream,
-      {StepWork::Word(executor), static_cast<uint64_t>(op), waits_apart ? 1u : 0u, offset, WordOf(step.appends, 0),
-       StepWork::Word(query), StepWork::Word(key_value), StepWork::Word(answer), StepWork::Word(end.own),
-       StepWork::Word(end.peer), StepWork::Word(step.items), StepWork::Word(step.positions),
-       StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
-      attend));
+  AttendRecord record = RecordOf(op, payload.data(), batch);
+  record.appends = WordOf(step.appends, 0);
+  record.answer = steps_[id.value()].peer->peer_slot(id);
+  record.end = steps_[id.value()].peer->End(id);
+  record.waits_apart = steps_[id.value()].waits_apart ? 1 : 0;
+  DT_RETURN_IF_ERROR(
+      batch.work->Add(*batch.stream, record, [](CudaStream& stream, const AttendRecord& r) -> absl::Status {
+        const LayerGroup of(r.group);
+        const auto number = static_cast<uint32_t>(r.op);
+        if (r.waits_apart != 0) DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {r.end, number}));
+        DT_RETURN_IF_ERROR(r.executor->Append(*r.batch, of, r.op_index, r.key_value, &r.end, r.op));
+        DT_RETURN_IF_ERROR(r.executor->Attend(*r.batch, of, r.op_index, r.query, r.answer));
+        return kernels::cuda::ExchangeSignal(stream, {r.end, number});
+      }));
   return transport::LentBytes();  // no frame takes it
 }
 

@@ -39,6 +39,23 @@ class CudaAttentionExecutor::Crossing {
  protected:
   // The answer of an op on the device.
   absl::StatusOr<transport::LentBytes> Lend(int op, const MicroBatch& batch) const;
+  // What the launches of an op in a step's work depend on: all that they are given. Behind `executor` and `batch` they
+  // read what `appends` and `launches` tell apart.
+  struct AttendRecord {
+    CudaAttentionExecutor* executor = nullptr;
+    MicroBatch* batch = nullptr;
+    const std::byte *query = nullptr, *key_value = nullptr;
+    std::byte* answer = nullptr;         // in the peer's memory
+    const std::byte* partial = nullptr;  // where it is otherwise
+    const kernels::cuda::DeviceAttentionItem* items = nullptr;
+    const int32_t *positions = nullptr, *row_items = nullptr;
+    uint64_t offset = 0, appends = 0, launches = 0;
+    kernels::cuda::ExchangeEnd end;
+    int32_t op = 0, op_index = 0;
+    uint16_t group = 0, is_appended = 0, waits_apart = 0, unused = 0;
+  };
+  // Of the step and the op; not what one way alone has.
+  AttendRecord RecordOf(int op, const std::byte* key_value, MicroBatch& batch) const;
   // Tells appends that are not one run apart.
   static uint64_t WordOf(const std::vector<AppendRun>& appends, uint64_t word);
 

@@ -166,20 +166,19 @@ absl::StatusOr<bool> CudaTokenSampler::Begin(const proto::StepPlan& plan, const 
   const size_t count = draws.rows.size();
   uint64_t rows = 0;  // which of the step's
   for (const LogitsRow& row : draws.rows) rows = (rows ^ static_cast<uint64_t>(row.row + 1)) * 0x9e3779b97f4a7c15ull;
-  const auto what = draws.sampler->Launches();
-  const auto draw = [this, &draws, residual, count](CudaStream& stream) -> absl::Status {
-    rows_.swap(draws.rows);
-    const absl::Status normed = NormRows(residual, 0, count);
-    rows_.swap(draws.rows);
-    DT_RETURN_IF_ERROR(normed);
-    DT_RETURN_IF_ERROR(product_.Run(stream, on_device_.head(), HeadCall(count)));
-    return draws.sampler->Draw(stream, reinterpret_cast<const float*>(device_logits_->data()), vocab_);
-  };
-  DT_RETURN_IF_ERROR(work.Add(cuda_stream_,
-                              {kernels::cuda::StepWork::Word(this), kernels::cuda::StepWork::Word(residual), count,
-                               rows, what[0], what[1], what[2], what[3]},
-                              draw));
+  const DrawRecord record{this, &draws, residual, count, rows, draws.sampler->Launches()};
+  DT_RETURN_IF_ERROR(work.Add(
+      cuda_stream_, record, [](CudaStream& stream, const DrawRecord& r) { return r.sampler->StartDraws(stream, r); }));
   return true;
+}
+
+absl::Status CudaTokenSampler::StartDraws(CudaStream& stream, const DrawRecord& record) {
+  rows_.swap(record.draws->rows);
+  const absl::Status normed = NormRows(record.residual, 0, record.count);
+  rows_.swap(record.draws->rows);
+  DT_RETURN_IF_ERROR(normed);
+  DT_RETURN_IF_ERROR(product_.Run(stream, on_device_.head(), HeadCall(record.count)));
+  return record.draws->sampler->Draw(stream, reinterpret_cast<const float*>(device_logits_->data()), vocab_);
 }
 
 absl::Status CudaTokenSampler::Launched(MicroBatchId id) {

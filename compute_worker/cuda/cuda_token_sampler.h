@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -63,6 +64,16 @@ class CudaTokenSampler final : public TokenSampler {
     std::vector<LogitsRow> rows;
     bool begun = false;
   };
+
+  // What the launches of a step's draws depend on: all that they are given.
+  struct DrawRecord {
+    CudaTokenSampler* sampler = nullptr;
+    Draws* draws = nullptr;
+    const float* residual = nullptr;
+    uint64_t count = 0, rows = 0;           // of the step; which they are, as a hash
+    std::array<uint64_t, 4> launches = {};  // CudaSampler::Launches
+  };
+  absl::Status StartDraws(kernels::cuda::CudaStream& stream, const DrawRecord& record);
 
   absl::StatusOr<bool> UploadDraws(const proto::StepPlan& plan, Draws& draws);
   kernels::cuda::GemmCall HeadCall(size_t count) const;
