@@ -339,6 +339,7 @@ absl::StatusOr<ParsedGeneration> ApiHandler::ParseGeneration(const Route& route,
                                                              const RequestContext& context) const {
   DT_ASSIGN_OR_RETURN(const Json json, ParseJson(body, options_.json));
   DT_RETURN_IF_ERROR(context.CheckWanted());
+  unknown_fields_.Note(route, json);
   if (route.id == RouteId::kChat) return ParseChatRequest(json, *backend.model);
   if (route.id == RouteId::kResponses) return ParseResponsesRequest(json, *backend.model);
   if (route.id == RouteId::kMessages) return ParseMessagesRequest(json, *backend.model);

@@ -10,6 +10,7 @@
 #include "server/http/key_ring.h"
 #include "server/http/options.h"
 #include "server/http/routes.h"
+#include "server/http/unknown_fields.h"
 #include "server/metrics/throughput_log.h"
 #include "server/work/intake.h"
 
@@ -78,6 +79,7 @@ class ApiHandler : public HttpHandler {
   std::function<HttpStats()> http_stats_;
   ThroughputLog throughput_;
   std::atomic<bool> draining_{false};
+  mutable UnknownFields unknown_fields_;
   mutable Mutex mutex_;
   std::shared_ptr<const Backend> backend_ ABSL_GUARDED_BY(mutex_);
 };

@@ -258,6 +258,15 @@ Json OperationJson(const Route& route) {
 
 }  // namespace
 
+std::set<std::string> FieldsOf(RouteId route) {
+  std::set<std::string> fields;
+  const std::string body = OperationOf(route).body;
+  if (body.empty()) return fields;
+  const Json schemas = Schemas();
+  for (const auto& [name, schema] : schemas[body]["properties"].items()) fields.insert(name);
+  return fields;
+}
+
 std::string OpenApiText(const std::string& version) {
   Json paths = Json::object();
   for (const Route& route : Routes()) {

@@ -200,6 +200,10 @@ TEST_F(Parameters, WhatIsNotSupportedIsRefusedByName) {
   EXPECT_TRUE(Ask(Endpoint::kChat, "tools", "[]").ok());
   EXPECT_TRUE(Ask(Endpoint::kChat, "tool_choice", "\"none\"").ok());
   EXPECT_TRUE(Ask(Endpoint::kChat, "some_field_of_tomorrow", "1").ok());
+  ExpectRefused(Endpoint::kChat, "top_n_sigma", "1.0");  // of llama-server
+  EXPECT_TRUE(Ask(Endpoint::kChat, "top_n_sigma", "-1.0").ok());
+  ExpectRefused(Endpoint::kCompletions, "regex", "\"a\"");  // of SGLang
+  ExpectRefused(Endpoint::kChat, "reasoning_format", "\"none\"");
   for (const char* bad : {"\"auto\"", "\"required\""}) ExpectRefused(Endpoint::kChat, "tool_choice", bad);
   ExpectRefused(Endpoint::kChat, "response_format", R"({"type":"grammar"})");
   ExpectRefused(Endpoint::kChat, "chat_template", "\"{{ x }}\"");

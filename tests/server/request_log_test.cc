@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "absl/strings/str_split.h"
 #include "base/log.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/generation_service.h"
@@ -79,6 +80,30 @@ TEST(RequestLog, AGenerationsEndSaysWhatItWasAndHowLongItsPartsTook) {
   EXPECT_TRUE(line["queue_ms"].is_number());
   EXPECT_THAT(logged.text(), Not(HasSubstr("never told")));
   EXPECT_THAT(logged.text(), Not(HasSubstr("secret-key")));
+}
+
+TEST(RequestLog, AFieldThatIsNotKnownIsSaidOnceToHaveBeenIgnored) {
+  Logged logged;
+  {
+    TestServer test;
+    const auto ask = [&](const char* path, const std::string& fields) {
+      test.AskJson(Post(path, absl::StrCat(R"({"max_tokens":1,)", fields, "}")));
+    };
+    ask("/v1/completions", R"("prompt":"a","frobnicate":1,"user":"u","repeat_penalty":1.1,"mirostat":0,"absent":null)");
+    ask("/v1/completions", R"("prompt":"a","frobnicate":2)");
+    ask("/v1/chat/completions", R"("messages":[{"role":"user","content":"a"}],"verbosity":"low","of_tomorrow":{})");
+    ask("/completion", R"("prompt":"a","id_slot":1,"cache_prompt":true,"top_l":3)");
+  }
+  const auto told = [&](const std::string& path, const std::string& name) {
+    return logged
+        .Lines(absl::StrCat(path, ": the field \"", name, "\" is not known and was ignored (this is said once)"))
+        .size();
+  };
+  EXPECT_EQ(told("/v1/completions", "frobnicate"), 1u);
+  EXPECT_EQ(told("/v1/chat/completions", "of_tomorrow"), 1u);
+  EXPECT_EQ(told("/completion", "top_l"), 1u);
+  const std::vector<std::string> lines = absl::StrSplit(logged.text(), "is not known");
+  EXPECT_EQ(lines.size(), 4u) << logged.text();
 }
 
 TEST(RequestLog, RefusalsAndClientsThatLeaveHaveALineAndProbesNone) {
