@@ -118,6 +118,7 @@ void ToProto(const GenerationRequest& request, v1::GenerationRequest& out) {
   out.set_logits_last(request.logits_last);
   out.set_logits_of_output(request.logits_of_output);
   out.set_use_prefix_cache(request.use_prefix_cache);
+  out.set_prompt_progress(request.prompt_progress);
   out.set_call(request.call);
   out.set_pooling(static_cast<uint32_t>(request.pooling));
   if (!request.trace.sampled) return;
@@ -153,6 +154,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
   request.logits_last = static_cast<int>(in.logits_last());
   request.logits_of_output = in.logits_of_output();
   request.use_prefix_cache = in.use_prefix_cache();
+  request.prompt_progress = in.prompt_progress();
   request.call = in.call();
   request.pooling = static_cast<requests::Pooling>(in.pooling());
   if (in.has_trace())
@@ -170,6 +172,7 @@ void ToProto(const GenerationUpdate& update, v1::Update& out) {
   for (const auto& logits : update.logits) out.add_logits()->mutable_values()->Add(logits.begin(), logits.end());
   for (const auto& logprobs : update.prompt_logprobs) LogprobsToProto(logprobs, *out.add_prompt_logprobs());
   out.mutable_prompt_logits()->Add(update.prompt_logits.begin(), update.prompt_logits.end());
+  out.set_prompt_done(update.prompt_done);
   out.mutable_pooled()->Add(update.pooled.begin(), update.pooled.end());
   out.set_choice_finished(update.choice_finished);
   out.set_reason(static_cast<uint32_t>(update.reason));
@@ -191,6 +194,7 @@ absl::StatusOr<GenerationUpdate> FromProto(const v1::Update& in) {
     return InvalidArgument("error_code: ", in.error_code(), " is unknown");
   if (in.error().size() > kMaxErrorBytes) return InvalidArgument("error: longer than ", kMaxErrorBytes, " bytes");
   DT_RETURN_IF_ERROR(CheckCount("first_index", in.first_index(), 1 << 26));
+  DT_RETURN_IF_ERROR(CheckCount("prompt_done", in.prompt_done(), kMaxPromptTokens));
   GenerationUpdate update;
   update.request = RequestId(in.request());
   update.choice = static_cast<int>(in.choice());
@@ -204,6 +208,7 @@ absl::StatusOr<GenerationUpdate> FromProto(const v1::Update& in) {
     DT_ASSIGN_OR_RETURN(update.prompt_logprobs.emplace_back(), LogprobsFromProto(from));
   }
   update.prompt_logits.assign(in.prompt_logits().begin(), in.prompt_logits().end());
+  update.prompt_done = static_cast<int>(in.prompt_done());
   update.pooled.assign(in.pooled().begin(), in.pooled().end());
   update.choice_finished = in.choice_finished();
   update.reason = static_cast<requests::FinishReason>(in.reason());

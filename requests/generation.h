@@ -44,6 +44,7 @@ struct GenerationRequest {
   int logits_last = 0;            // return the logits of this many last prompt positions
   bool logits_of_output = false;  // and of each sampled position
   bool use_prefix_cache = true;
+  bool prompt_progress = false;      // updates say how far the prompt is, choice 0's
   Pooling pooling = Pooling::kNone;  // else: the vector is all that is wanted, max_tokens is 0 and choices 1
   // Requests of one client's call have the same number, not 0: once one of them ran, a full queue neither refuses nor
   // pushes out another, since the client may have been shown tokens already.
@@ -73,6 +74,7 @@ struct GenerationUpdate {
 
   std::vector<proto::PositionLogprobs> prompt_logprobs;  // appended, positions in order (choice 0 only)
   std::vector<float> prompt_logits;  // [logits_last, vocab], once, before the first token (choice 0 only)
+  int prompt_done = 0;               // with prompt_progress: tokens of the prompt that are read; 0: no news
   std::vector<float> pooled;         // [hidden], once, with pooling: the average, not normalised
 
   bool choice_finished = false;

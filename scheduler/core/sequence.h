@@ -168,6 +168,7 @@ struct RequestState {
 
   // What the prompt itself yields, of choice 0.
   Position prompt_logprobs_next = 1;  // the first position not yet delivered
+  Position prompt_told = 0;           // with prompt_progress: how much of the prompt the client knows to be read
   bool prompt_logits_done = false;
   std::vector<float> prompt_logits;
   int prompt_logits_rows = 0;

@@ -180,7 +180,8 @@ void StepResults::Commit(const PlannedEntry& entry, const proto::EntryResult& re
     }
     return choices_.End(sequence, std::move(update));
   }
-  if (!update.prompt_logprobs.empty() || !update.prompt_logits.empty() || !update.pooled.empty())
+  if (!update.prompt_logprobs.empty() || !update.prompt_logits.empty() || !update.pooled.empty() ||
+      update.prompt_done > 0)
     turn_.Emit(std::move(update));
   if (sequence.leads() && sequence.ctx_len == sequence.prefill_end() && !sequence.lost) choices_.Fork(sequence);
 }
@@ -190,6 +191,11 @@ void StepResults::TakePromptOutputs(const PlannedEntry& entry, const proto::Entr
   Sequence& sequence = *entry.sequence;
   RequestState& request = *sequence.request;
   if (sequence.choice != 0) return;
+  if (sequence.params().prompt_progress && sequence.ctx_len > request.prompt_told &&
+      request.prompt_told < sequence.prompt_size()) {
+    request.prompt_told = std::min<Position>(sequence.ctx_len, sequence.prompt_size());
+    update.prompt_done = static_cast<int>(request.prompt_told);
+  }
   Position position = entry.ctx_len + 1;
   for (const proto::PositionLogprobs& logprobs : result.prompt_logprobs) {
     if (position == request.prompt_logprobs_next && position < sequence.prompt_size()) {

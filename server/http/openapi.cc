@@ -106,7 +106,8 @@ Json Generation() {
   AddRanges(properties, {"best_of", "logprobs", "top_logprobs", "dimensions", "embd_normalize"}, /*all_but=*/true);
   Add(properties,
       {"stream", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
-       "add_special_tokens", "return_token_ids", "return_tokens_as_token_ids", "cache_prompt", "store"},
+       "add_special_tokens", "return_token_ids", "return_tokens_as_token_ids", "return_progress", "cache_prompt",
+       "store"},
       Type("boolean"));
   Add(properties,
       {"user", "safety_identifier", "prompt_cache_key", "request_id", "session_id", "service_tier", "cache_salt",

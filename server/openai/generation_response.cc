@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
 #include "server/openai/embeddings.h"
@@ -49,7 +50,8 @@ GenerationResponse::GenerationResponse(std::shared_ptr<const ServedModel> model,
     : model_(std::move(model)),
       spec_(std::move(spec)),
       logprobs_json_(*model_, spec_.tokens_as_ids),
-      shaped_(MakeShapedAnswer(spec_, *model_)) {
+      shaped_(MakeShapedAnswer(spec_, *model_)),
+      begun_(SystemClock().Now()) {
   prompts_.resize(spec_.prompts.size());
   for (size_t p = 0; p < prompts_.size(); ++p) {
     Prompt& prompt = prompts_[p];
@@ -74,11 +76,12 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const requests::
     effects.done = true;
     return effects;
   }
+  if (update.prompt_done > 0) TellProgress(p, update, effects);
   Choice::Delta delta = prompt.choices[update.choice].state.Add(update);
   effects.tokens = delta.counted;
   if (delta.stop_in_engine) effects.stops.push_back({p, update.choice});
   if (shaped_ != nullptr) {
-    effects.frames = shaped_->Add(delta);
+    effects.frames += shaped_->Add(delta);
   } else if (spec_.stream) {
     Stream(p, update.choice, std::move(delta), effects);
   } else {
@@ -179,6 +182,24 @@ void GenerationResponse::AppendChunk(Json choice, std::string& frames, const Jso
   }
   if (extra != nullptr) chunk.update(*extra);
   AppendFrame(chunk, frames);
+}
+
+// In a chunk of its own, as llama-server does.
+void GenerationResponse::TellProgress(int p, const requests::GenerationUpdate& update, Effects& effects) {
+  const PromptProgress progress{update.prompt_tokens, update.cached_tokens, update.prompt_done,
+                                absl::ToDoubleMilliseconds(SystemClock().Now() - begun_)};
+  if (shaped_ != nullptr) {
+    effects.frames += shaped_->Progress(progress);
+    return;
+  }
+  Json choice = {{"index", Index(p, 0)}, {"logprobs", nullptr}, {"finish_reason", nullptr}};
+  if (spec_.chat()) {
+    choice["delta"] = Json::object();
+  } else {
+    choice["text"] = "";
+  }
+  const Json extra = {{"prompt_progress", progress.AsJson()}};
+  AppendChunk(std::move(choice), effects.frames, &extra);
 }
 
 // The role in chat; the prompt itself where echo is asked for.

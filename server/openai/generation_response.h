@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "requests/generation.h"
 #include "server/openai/choice.h"
 #include "server/openai/logprobs_json.h"
@@ -82,6 +83,7 @@ class GenerationResponse {
   // The deltas of a chat's chunks.
   std::vector<Json> ChatDeltas(int prompt, int choice, const Choice::Delta& delta);
   std::string IdOf(const AnswerPiece& piece, int prompt, int choice);
+  void TellProgress(int prompt, const requests::GenerationUpdate& update, Effects& effects);
   void BeginChoice(int prompt, int choice, Choice::Delta& delta, Effects& effects);
   void AppendChunk(Json choice, std::string& frames, const Json* extra = nullptr) const;
   void AppendFrame(const Json& json, std::string& frames) const;
@@ -102,6 +104,7 @@ class GenerationResponse {
   const LogprobsJson logprobs_json_;
   const std::unique_ptr<ShapedAnswer> shaped_;  // null: the answer has the shape of OpenAI's completions
   std::vector<Prompt> prompts_;
+  const absl::Time begun_;
   bool done_ = false;
   absl::Status failure_;
 };

@@ -32,6 +32,12 @@ class LlamaAnswer : public ShapedAnswer {
     return Frame(chunk);
   }
 
+  std::string Progress(const PromptProgress& progress) override {
+    Json chunk = Head("", {}, /*stop=*/false);
+    chunk["prompt_progress"] = progress.AsJson();
+    return Frame(chunk);
+  }
+
   std::string Finish(const AnswerEnd& end) override {
     end_ = end;
     return spec_.stream ? Frame(Last("", {})) : "";

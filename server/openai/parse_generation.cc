@@ -147,6 +147,7 @@ absl::Status ParseText(const FieldReader& reader, GenerationFields& fields) {
     return BadField("truncate_prompt_tokens", "0 would leave no prompt; use -1 or a positive number");
   DT_ASSIGN_OR_RETURN(const auto prompt_logprobs, reader.Int("prompt_logprobs"));
   fields.prompt_logprobs = static_cast<int>(prompt_logprobs.value_or(-1));
+  DT_ASSIGN_OR_RETURN(fields.return_progress, reader.Bool("return_progress", false));
   if (prompt_logprobs && fields.stream) return BadField("prompt_logprobs", "not available when stream is true");
   return absl::OkStatus();
 }

@@ -19,7 +19,6 @@ constexpr RefusedField kRefused[] = {
     {"best_of", "1", kOneAnswer},
     {"echo", "false", "use /v1/completions"},
     {"logprobs", "0", "use n_probs"},
-    {"return_progress", "false", "the progress of a prompt is not told; leave it out"},
     {"t_max_predict_ms", "0", "not supported; use n_predict"},
     {"n_indent", "0", "not supported; leave it out"},
     {"min_keep", "0", "not supported; leave it out"},

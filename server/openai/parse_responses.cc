@@ -26,6 +26,7 @@ constexpr RefusedField kRefused[] = {
     {"top_logprobs", "0", "log probabilities are not supported here; use /v1/chat/completions"},
     {"logprobs", "false", "log probabilities are not supported here; use /v1/chat/completions"},
     {"prompt_logprobs", "", "log probabilities are not supported here; use /v1/chat/completions"},
+    {"return_progress", "false", "is not supported here; use /v1/chat/completions"},
     {"n", "1", "a response is one answer; use /v1/chat/completions"},
     {"messages", "", "this is /v1/responses: send input, or use /v1/chat/completions"},
     {"response_format", "", "use text.format"},

@@ -130,6 +130,7 @@ absl::StatusOr<requests::GenerationRequest> MakeRequest(const GenerationFields& 
   request.prompt_logprobs = fields.prompt_logprobs;
   if (fields.echo) request.prompt_logprobs = std::max(fields.prompt_logprobs, fields.logprobs);
   request.use_prefix_cache = fields.use_prefix_cache;
+  request.prompt_progress = fields.stream && fields.return_progress;
   return request;
 }
 

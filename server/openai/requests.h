@@ -43,6 +43,8 @@ struct GenerationFields {
   bool include_stop_str_in_output = false;
   bool ignore_eos = false;
 
+  bool return_progress = false;  // a stream tells how far its prompt is
+
   bool skip_special_tokens = true;
   std::optional<bool> add_special_tokens;
   bool return_token_ids = false;

@@ -194,6 +194,7 @@ requests::GenerationRequest GoodRequest() {
   request.stop_token_ids = {2};
   request.prompt_logprobs = 0;
   request.call = 9;
+  request.prompt_progress = true;
   request.pooling = requests::Pooling::kCls;
   request.use_prefix_cache = false;
   return request;
@@ -237,6 +238,7 @@ TEST(ControlMessages, AGenerationRequestSurvivesTheWire) {
   EXPECT_EQ(read->priority, -3);
   EXPECT_EQ(read->call, 9u);
   EXPECT_EQ(read->pooling, requests::Pooling::kCls);
+  EXPECT_TRUE(read->prompt_progress);
   EXPECT_FALSE(read->use_prefix_cache);
   v1::GenerationRequest again;
   ToProto(*read, again);

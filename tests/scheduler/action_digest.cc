@@ -74,10 +74,11 @@ void Add(Digest& digest, const DismissComputeWorker& action) {
 void Add(Digest& digest, const EmitUpdate& action) {
   const GenerationUpdate& update = action.update;
   digest.Add(update.request.value());
-  for (const int64_t number : {int64_t{update.choice}, int64_t{update.first_index}, int64_t{update.choice_finished},
-                               int64_t{static_cast<int>(update.reason)}, int64_t{update.stop_token},
-                               int64_t{static_cast<int>(update.error_code)}, int64_t{update.request_finished},
-                               int64_t{update.prompt_tokens}, int64_t{update.cached_tokens}, update.queued_us})
+  for (const int64_t number :
+       {int64_t{update.choice}, int64_t{update.first_index}, int64_t{update.choice_finished},
+        int64_t{static_cast<int>(update.reason)}, int64_t{update.stop_token},
+        int64_t{static_cast<int>(update.error_code)}, int64_t{update.request_finished}, int64_t{update.prompt_tokens},
+        int64_t{update.cached_tokens}, int64_t{update.prompt_done}, update.queued_us})
     digest.Add(static_cast<uint64_t>(number));
   digest.AddAll(update.tokens);
   digest.AddAll(update.logprobs);

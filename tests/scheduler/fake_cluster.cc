@@ -501,6 +501,7 @@ void FakeCluster::CheckUpdate(Client& client, const GenerationUpdate& update) {
   stream.logits.insert(stream.logits.end(), update.logits.begin(), update.logits.end());
   stream.prompt_logprobs.insert(stream.prompt_logprobs.end(), update.prompt_logprobs.begin(),
                                 update.prompt_logprobs.end());
+  if (update.prompt_done > 0) stream.prompt_done.push_back(update.prompt_done);
   if (!update.pooled.empty() && !stream.pooled.empty()) Violate("the vector came twice");
   if (!update.pooled.empty()) stream.pooled = update.pooled;
   if (!update.prompt_logits.empty() && !stream.prompt_logits.empty()) Violate("prompt logits came twice");

@@ -49,6 +49,7 @@ struct Stream {
   std::vector<TokenId> tokens;
   std::vector<proto::PositionLogprobs> prompt_logprobs;
   std::vector<float> prompt_logits;
+  std::vector<int> prompt_done;  // as it was told
   std::vector<float> pooled;
   std::vector<std::vector<float>> logits;
   bool finished = false;

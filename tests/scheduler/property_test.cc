@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <string>
 
@@ -90,6 +92,7 @@ GenerationRequest SomeRequest(Dice& dice, int most_prompt) {
   if (dice.Coin(3)) request.sampling.repetition_penalty = 1.2f;
   if (dice.Coin(3)) request.sampling.logprobs = 1;
   if (dice.Coin(3)) request.call = static_cast<uint64_t>(dice.Of(1, 4));
+  request.prompt_progress = request.sampling.seed % 5 == 0;
   if (request.sampling.seed % 6 != 0) return request;
   request.pooling = static_cast<requests::Pooling>(1 + request.sampling.seed / 6 % 3);
   request.max_tokens = 0;
@@ -143,6 +146,10 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
     for (size_t i = 1; i < request.prompt.size(); ++i)
       EXPECT_EQ(stream.prompt_logprobs[i - 1].chosen.token, request.prompt[i]);
   }
+  ASSERT_EQ(stream.prompt_done.empty(), !request.prompt_progress);
+  EXPECT_EQ(std::adjacent_find(stream.prompt_done.begin(), stream.prompt_done.end(), std::greater_equal<int>()),
+            stream.prompt_done.end());
+  if (request.prompt_progress) EXPECT_EQ(stream.prompt_done.back(), static_cast<int>(request.prompt.size()));
   ASSERT_EQ(stream.prompt_logits.size(), 2u * request.logits_last);
   for (int i = 0; i < request.logits_last; ++i) {
     const size_t position = request.prompt.size() - request.logits_last + i;

@@ -256,6 +256,13 @@ requests::GenerationUpdate FakeEngine::NextOf(Live& live, int choice) {
   if (choice == 0 && !live.began && request.prompt_logprobs >= 0)
     for (size_t i = 1; i < request.prompt.size(); ++i)
       update.prompt_logprobs.push_back(Logprobs(request.prompt[i], 0, request.prompt_logprobs));
+  // Two parts of a prompt, the first of which is cached.
+  if (choice == 0 && !live.began && request.prompt_progress && !std::exchange(live.half_read, true)) {
+    --live.produced[choice];
+    update.prompt_done = update.prompt_tokens - 1;
+    return update;
+  }
+  if (choice == 0 && !live.began && request.prompt_progress) update.prompt_done = update.prompt_tokens;
   live.began = true;
 
   TokenId token = options_.next ? options_.next(request, choice, index) : DefaultNext(request, choice, index);

@@ -61,7 +61,7 @@ class FakeEngine : public engine::Engine {
     std::shared_ptr<engine::GenerationSink> sink;
     std::vector<int> produced;  // by choice
     std::vector<bool> finished;
-    bool began = false, paused = false, cancelled = false;
+    bool began = false, half_read = false, paused = false, cancelled = false;
   };
   struct Delivery {
     std::shared_ptr<engine::GenerationSink> sink;

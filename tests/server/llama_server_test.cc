@@ -9,6 +9,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Answers "ab", a line break, "c" and so on, from its own list.
 FakeEngineOptions Saying(const std::string& text, int end_after = -1) {
@@ -94,6 +95,39 @@ TEST(LlamaServer, AStreamIsChunksAndALastOneWithAllElse) {
   EXPECT_EQ(last["tokens_predicted"], 3);
 }
 
+// The fake engine reads all of a prompt but its last token first.
+TEST(LlamaServer, AStreamTellsHowFarItsPromptIsWhereThatIsAskedFor) {
+  TestServer test(Saying("abc"));
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"/completion", R"("prompt":"abcd")"},
+      {"/v1/completions", R"("prompt":"abcd")"},
+      {"/v1/chat/completions", R"("messages":[{"role":"user","content":"hi"}])"}};
+  for (const auto& [path, prompt] : cases) {
+    const std::string body = absl::StrCat(R"({"max_tokens":3,"stream":true,)", prompt);
+    std::vector<Json> told;
+    bool text = false;
+    for (const std::string& frame : SseData(test.Ask(Post(path, body + R"(,"return_progress":true})")).body)) {
+      if (frame == "[DONE]") continue;
+      const Json chunk = *ParseJson(frame);
+      if (chunk.contains("prompt_progress")) {
+        EXPECT_FALSE(text) << frame;
+        told.push_back(chunk["prompt_progress"]);
+      } else {
+        text = true;
+      }
+    }
+    ASSERT_EQ(told.size(), 2u) << path;
+    const int total = told[0]["total"];
+    EXPECT_EQ(told[0]["processed"], total - 1);
+    EXPECT_EQ(told[1]["processed"], total);
+    EXPECT_EQ(told[1]["cache"], total / 2);
+    EXPECT_GE(told[1]["time_ms"].get<double>(), told[0]["time_ms"].get<double>());
+    EXPECT_THAT(test.Ask(Post(path, body + "}")).body, Not(HasSubstr("prompt_progress")));
+  }
+  EXPECT_THAT(test.Ask(Post("/v1/messages", R"({"max_tokens":3,"return_progress":true,"messages":[]})")).body,
+              HasSubstr("return_progress"));
+}
+
 TEST(LlamaServer, PromptsMixTextAndTokensAndBiasesComeInPairs) {
   TestServer test;
   const auto last = [&] { return test.engine.log().submitted.back(); };
@@ -117,7 +151,7 @@ TEST(LlamaServer, WhatIsNotThereIsRefusedByName) {
       {R"("prompt":"x","id_slot":-2)", "id_slot"},
       {R"("prompt":"x","logit_bias":[[1]])", "logit_bias.0"},
       {R"("prompt":"x","logit_bias":[["a",1]])", "logit_bias.0"},
-      {R"("prompt":"x","return_progress":true)", "return_progress"},
+      {R"("prompt":"x","return_progress":7)", "return_progress"},
       {R"("prompt":"x","t_max_predict_ms":5)", "t_max_predict_ms"},
       {R"("prompt":"x","post_sampling_probs":true)", "post_sampling_probs"},
       {R"("prompt":"x","mirostat":2)", "mirostat"},
