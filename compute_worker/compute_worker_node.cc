@@ -23,7 +23,7 @@ constexpr int kUsualWaits = 5;
 // What is done for a step that has ended, too.
 bool IsOfEndedStep(const Action& action) {
   return std::holds_alternative<FinishStep>(action) || std::holds_alternative<KeepRankRows>(action) ||
-         std::holds_alternative<SendRankAttended>(action);
+         std::holds_alternative<SendRankAttended>(action) || std::holds_alternative<SendRankOutputs>(action);
 }
 
 }  // namespace
@@ -216,16 +216,33 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(KeepEarlierRows& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
     absl::Status operator()(SendRankState& a) { return node.Perform(a); }
-    absl::Status operator()(AttendShard& a) { return node.Perform(a); }
+    absl::Status operator()(AttendShard& a) {
+      return node.AttendForRanks("attend shard", a, &DenseBackend::AttendRankShard);
+    }
     absl::Status operator()(SendRankRows& a) { return node.Perform(a); }
-    absl::Status operator()(ForwardRankRows& a) { return node.Perform(a); }
+    absl::Status operator()(ForwardRankRows& a) {
+      node.Note("hand on rows", a.micro_batch, a.op);
+      return node.rank_exchange_.HandOn(a);
+    }
     absl::Status operator()(KeepRankRows& a) { return node.Perform(a); }
     absl::Status operator()(SendRankAttended& a) { return node.rank_links_.SendAttended(a.to, a.op, a.rank); }
-    absl::Status operator()(SendRankHeads& a) { return node.Perform(a); }
-    absl::Status operator()(AttendHeads& a) { return node.Perform(a); }
+    absl::Status operator()(SendRankHeads& a) {
+      node.Note("send heads", a.micro_batch, a.op);
+      return node.rank_exchange_.SendHeads(a);
+    }
+    absl::Status operator()(AttendHeads& a) {
+      return node.AttendForRanks("attend heads", a, &DenseBackend::AttendRankHeads);
+    }
+    absl::Status operator()(SendRankQueries& a) {
+      node.Note("send queries", a.micro_batch, a.op);
+      return node.rank_exchange_.SendQueries(a);
+    }
+    absl::Status operator()(AttendQueries& a) {
+      return node.AttendForRanks("attend queries", a, &DenseBackend::AttendRankQueries);
+    }
     absl::Status operator()(SendRankOutputs& a) {
       node.Note("send outputs", a.micro_batch, a.op);
-      return node.rank_links_.SendOutputs(a.to, a.op, a.rank, node.dense_->TakeRankOutputs(a.micro_batch));
+      return node.rank_links_.SendOutputs(a.to, a.op, a.rank, node.dense_->TakeRankOutputs(node.core_, a.micro_batch));
     }
     absl::Status operator()(PlaceRankOutputs& a) { return node.dense_->PlaceOutputs(node.core_, a); }
     absl::Status operator()(Sample& a) { return node.Perform(a); }
@@ -293,10 +310,14 @@ absl::Status ComputeWorkerNode::Perform(AttendPrompts& attend) {
   return absl::OkStatus();
 }
 
-absl::Status ComputeWorkerNode::Perform(AttendShard& attend) {
+// Attention to what another rank has sent, or for it.
+template <typename Attend>
+absl::Status ComputeWorkerNode::AttendForRanks(const char* what, const Attend& attend,
+                                               absl::Status (DenseBackend::*run)(const ComputeWorkerCore&,
+                                                                                 const Attend&)) {
   const absl::Time begun = clock_.Now();
-  DT_RETURN_IF_ERROR(dense_->AttendRankShard(core_, attend));
-  Note("attend shard", attend.micro_batch, attend.op, begun);
+  DT_RETURN_IF_ERROR((dense_.get()->*run)(core_, attend));
+  Note(what, attend.micro_batch, attend.op, begun);
   Timer& timer = timers_[attend.micro_batch.value()];
   Worked(timer.prompts, timer, begun);
   core_.Handle(DenseDone{attend.micro_batch}, actions_);
@@ -317,30 +338,10 @@ absl::Status ComputeWorkerNode::Perform(SendRankRows& send) {
   return absl::OkStatus();
 }
 
-absl::Status ComputeWorkerNode::Perform(ForwardRankRows& forward) {
-  Note("hand on rows", forward.micro_batch, forward.op);
-  return rank_exchange_.HandOn(forward);
-}
-
 // The attention worker is not late while pieces come.
 absl::Status ComputeWorkerNode::Perform(KeepEarlierRows& keep) {
   timers_[keep.micro_batch.value()].sent = clock_.Now();
   return dense_->KeepEarlierRows(core_, keep);
-}
-
-absl::Status ComputeWorkerNode::Perform(SendRankHeads& send) {
-  Note("send heads", send.micro_batch, send.op);
-  return rank_exchange_.SendHeads(send);
-}
-
-absl::Status ComputeWorkerNode::Perform(AttendHeads& attend) {
-  const absl::Time begun = clock_.Now();
-  DT_RETURN_IF_ERROR(dense_->AttendRankHeads(core_, attend));
-  Note("attend heads", attend.micro_batch, attend.op, begun);
-  Timer& timer = timers_[attend.micro_batch.value()];
-  Worked(timer.prompts, timer, begun);
-  core_.Handle(DenseDone{attend.micro_batch}, actions_);
-  return absl::OkStatus();
 }
 
 // A cache: what goes wrong here ends no step.

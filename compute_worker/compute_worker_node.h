@@ -127,12 +127,11 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(SendKeyValue& send);
   absl::Status Perform(RunDense& run);
   absl::Status Perform(AttendPrompts& attend);
+  template <typename Attend>
+  absl::Status AttendForRanks(const char* what, const Attend& attend,
+                              absl::Status (DenseBackend::*run)(const ComputeWorkerCore&, const Attend&));
   absl::Status Perform(SendRankState& send);
-  absl::Status Perform(AttendShard& attend);
   absl::Status Perform(SendRankRows& send);
-  absl::Status Perform(ForwardRankRows& forward);
-  absl::Status Perform(SendRankHeads& send);
-  absl::Status Perform(AttendHeads& attend);
   absl::Status Perform(KeepRankRows& keep);
   absl::Status Perform(KeepEarlierRows& keep);
   void OnRankFrame(const transport::Delivery& delivery);

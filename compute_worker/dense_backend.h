@@ -52,10 +52,18 @@ class DenseBackend {
   virtual absl::Status AttendRankHeads(const ComputeWorkerCore&, const AttendHeads&) {
     return absl::UnimplementedError("this device exchanges no tokens for heads");
   }
-  // After AttendRankHeads of another rank's tokens: what that gave (kRankOutputs), once.
-  virtual std::vector<std::byte> TakeRankOutputs(MicroBatchId) { return {}; }
+  // Of ranks that ask each other, of backends whose workers do. After the op's q: that of the step's first rows
+  // (kRankHeads), and after its k and v: a later rank's queries over them.
+  virtual absl::StatusOr<transport::LentBytes> RankQueries(MicroBatchId, int /*op*/, int64_t /*rows*/) {
+    return absl::UnimplementedError("this device asks no other ranks");
+  }
+  virtual absl::Status AttendRankQueries(const ComputeWorkerCore&, const AttendQueries&) {
+    return absl::UnimplementedError("this device answers no other ranks");
+  }
+  // After AttendRankHeads of another rank's tokens, or AttendRankQueries: what that gave (kRankOutputs), once.
+  virtual std::vector<std::byte> TakeRankOutputs(const ComputeWorkerCore&, MicroBatchId) { return {}; }
   virtual absl::Status PlaceOutputs(const ComputeWorkerCore&, const PlaceRankOutputs&) {
-    return absl::UnimplementedError("this device exchanges no tokens for heads");
+    return absl::UnimplementedError("this device gets nothing that other ranks attended to");
   }
 
   // Puts K and V of a later rank into the blocks of its prompt (KeepRankRows), for steps that begin from here on. They

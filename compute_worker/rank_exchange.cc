@@ -40,6 +40,18 @@ absl::Status RankExchange::SendHeads(const SendRankHeads& send) {
   return absl::OkStatus();
 }
 
+// Ranks that need the same rows share one copy of them.
+absl::Status RankExchange::SendQueries(const SendRankQueries& send) {
+  transport::LentBytes rows;
+  for (size_t i = 0; i < send.receivers.size(); ++i) {
+    if (i == 0 || send.receivers[i].rows != send.receivers[i - 1].rows) {
+      DT_ASSIGN_OR_RETURN(rows, dense_.RankQueries(send.micro_batch, send.op, send.receivers[i].rows));
+    }
+    DT_RETURN_IF_ERROR(links_.SendHeads(send.receivers[i].to, send.op, send.rank, rows));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RankExchange::HandOn(ForwardRankRows& forward) {
   RankTensor rows = std::move(forward.rows);
   const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[forward.op]);

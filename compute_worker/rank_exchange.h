@@ -30,6 +30,8 @@ class RankExchange {
   absl::Status SendState(const SendRankState& send);
   // To each receiver the heads that it attends to.
   absl::Status SendHeads(const SendRankHeads& send);
+  // To each receiver q of the rows that see something of it.
+  absl::Status SendQueries(const SendRankQueries& send);
   // An earlier rank's, in a ring.
   absl::Status HandOn(ForwardRankRows& forward);
   // Those of the micro-batch's step that are there by now; how many still wait.

@@ -127,14 +127,15 @@ void StepWire::FindLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerG
     local.q_len = static_cast<int>(entry.tokens.size());
     const auto add = [&](const proto::HeadRange& heads) {
       local.kv_heads = heads;
-      for (int rank = 0; prompt.ring && rank < core.PlanOf(id).part.rank; ++rank) {
+      const bool by_rank = prompt.ring || prompt.asks_ranks;
+      for (int rank = 0; by_rank && rank < core.PlanOf(id).part.rank; ++rank) {
         const proto::TokenRange shard = core.ShardOf(id, rank);
         local.begin = shard.begin;
         local.end = shard.end;
         local.rank = rank;
         locals.push_back(local);
       }
-      local.begin = prompt.ring ? prompt.part->begin : prompt.begin;
+      local.begin = by_rank ? core.ShardOf(id, core.PlanOf(id).part.rank).begin : prompt.begin;
       local.end = local.ctx_len + local.q_len;
       local.rank = LocalPartial::kOwn;
       locals.push_back(local);

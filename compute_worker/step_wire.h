@@ -63,14 +63,17 @@ class StepWire {
     Position ctx_len = 0;
     int q_len = 0;
     Position begin = 0, end = 0;
-    int rank = kOwn;  // in a ring: whose tokens they are (AttendShard); else from `begin` to the step's last one
+    // In a ring and with pass-q: the earlier rank whose tokens they are (AttendShard, PlaceRankOutputs); else from
+    // `begin` to the step's last one.
+    int rank = kOwn;
     const float* o = nullptr;
     const float* ml = nullptr;
     bool whole() const { return begin == 0 && rank == kOwn; }
   };
   std::span<LocalPartial> locals(LayerGroup group) { return groups_[group.value()].locals; }
   // What the plan that `core` runs in this micro-batch attends itself of a group, in the order of entries: one for each
-  // head range of an entry that has its earlier tokens elsewhere, in a ring one more for each rank before, in order.
+  // head range of an entry that has its earlier tokens elsewhere, in a ring and with pass-q one more for each rank
+  // before, in order.
   static void FindLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
                          std::vector<LocalPartial>& locals);
   std::byte* joined(int entry, LayerGroup group);

@@ -40,7 +40,7 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   }
   options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
   options.linear_prompts = tuning.linear_prompts;
-  options.rank_rows = options.rank_ring = options.rank_switch = true;
+  options.rank_rows = options.rank_ring = options.rank_switch = options.rank_queries = true;
   options.state_slots = StateSlotsOf(table);
   return options;
 }

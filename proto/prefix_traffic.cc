@@ -27,7 +27,7 @@ PrefixTraffic Sum(const PrefixTraffic& traffic, const PrefixTraffic& more) {
   return {traffic.asked_bytes + more.asked_bytes,   traffic.gathered_bytes + more.gathered_bytes,
           traffic.state_bytes + more.state_bytes,   traffic.chain_bytes + more.chain_bytes,
           traffic.direct_bytes + more.direct_bytes, traffic.ring_bytes + more.ring_bytes,
-          traffic.switch_bytes + more.switch_bytes};
+          traffic.switch_bytes + more.switch_bytes, traffic.pass_q_bytes + more.pass_q_bytes};
 }
 
 int64_t BytesOf(const PrefixTraffic& traffic) { return PlaneBytesOf(traffic) + RankBytesOf(traffic); }
@@ -37,7 +37,7 @@ int64_t PlaneBytesOf(const PrefixTraffic& traffic) {
 }
 
 int64_t RankBytesOf(const PrefixTraffic& traffic) {
-  return traffic.chain_bytes + traffic.direct_bytes + traffic.ring_bytes + traffic.switch_bytes;
+  return traffic.chain_bytes + traffic.direct_bytes + traffic.ring_bytes + traffic.switch_bytes + traffic.pass_q_bytes;
 }
 
 PrefixTraffic TrafficOf(const StepLayout& layout, const SoftmaxSpec& spec) {

@@ -208,6 +208,7 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("direct_bytes", r.prefix.direct_bytes);
   archive.Number("ring_bytes", r.prefix.ring_bytes);
   archive.Number("switch_bytes", r.prefix.switch_bytes);
+  archive.Number("pass_q_bytes", r.prefix.pass_q_bytes);
   archive.Number("work.tokens", r.work.tokens);
   archive.Number("work.step_tokens", r.work.step_tokens);
   archive.Number("work.here_flops", r.work.here_flops);

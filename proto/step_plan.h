@@ -114,6 +114,7 @@ struct PrefixTraffic {
   int64_t direct_bytes = 0;    // K and V that came from other ranks, from each its own
   int64_t ring_bytes = 0;      // K and V that came round a ring
   int64_t switch_bytes = 0;    // of a head switch: q, k and v that came from other ranks, and o
+  int64_t pass_q_bytes = 0;    // queries that came from later ranks, and partials from those before
   bool operator==(const PrefixTraffic&) const = default;
 };
 

@@ -469,6 +469,7 @@ pb::Stats ClusterScheduler::Stats() const {
   out.set_prefix_direct_bytes(stats.prefix_direct_bytes);
   out.set_prefix_ring_bytes(stats.prefix_ring_bytes);
   out.set_prefix_switch_bytes(stats.prefix_switch_bytes);
+  out.set_prefix_pass_q_bytes(stats.prefix_pass_q_bytes);
   for (size_t e = 0; e < stats.prefill_times.size(); ++e) {
     const PrefillTimes& times = stats.prefill_times[e];
     if (times.measured_s <= 0) continue;

@@ -127,7 +127,7 @@ absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch, StepResult& failur
   batch.parts.clear();
   // Some exchanges have no blocks for earlier tokens, of which they gather less than a segment.
   const bool pieces = std::none_of(batch.prompts.begin(), batch.prompts.end(),
-                                   [](const PromptEntry& prompt) { return prompt.ring || prompt.switches; });
+                                   [](const PromptEntry& prompt) { return prompt.part == nullptr || prompt.ring; });
   for (size_t entry = 0; entry < batch.plan.entries.size(); ++entry)
     DT_RETURN_IF_ERROR(AddEntry(batch, static_cast<int>(entry), failure));
   for (WorkerPart& part : batch.parts) {
@@ -259,6 +259,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   batch.done.reset();
   batch.ring = {};
   batch.heads = {};
+  batch.pass_q = {};
   batch.hold_key_values = MayHoldKeyValues(batch);
   ++counters_.steps;
   for (const WorkerPart& part : batch.parts)
@@ -272,6 +273,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
 void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[id.value()];
   while (batch.stage < program_.size()) {
+    if (AnswerQueries(batch, actions)) return;
     const Stage& stage = program_[batch.stage];
     switch (stage.kind) {
       case StageKind::kDense:
@@ -281,6 +283,7 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
       case StageKind::kSendQuery:
         batch.awaiting = ExpectPartials(batch, stage.index);
         actions.push_back(SendQuery{id, stage.index});
+        SendQueries(batch, stage.index, actions);
         break;
       case StageKind::kSendKeyValue:
         SendToRanks(batch, stage.index, actions);
@@ -332,7 +335,8 @@ void ComputeWorkerCore::SendHeldKeyValues(MicroBatchId id, std::vector<Action>& 
 // All partials of the op are there, and the k and v of the next op have somewhere to go: the memory of those that were
 // sent key_values_in_flight ops before. A part that has no tokens in the ops between has not been asked since.
 bool ComputeWorkerCore::MayGoOn(const MicroBatch& batch) const {
-  if (batch.awaiting > 0 || IsAhead(batch) || !RingIsDone(batch) || !SwitchIsDone(batch)) return false;
+  if (batch.awaiting > 0 || IsAhead(batch) || !RingIsDone(batch) || !SwitchIsDone(batch) || !PassQIsDone(batch))
+    return false;
   const int before = program_[batch.stage].index + 1 - options_.key_values_in_flight;
   return batch.hold_key_values || std::all_of(batch.parts.begin(), batch.parts.end(), [&](const WorkerPart& part) {
            return part.unanswered.empty() || part.unanswered.front() > before;
@@ -381,6 +385,7 @@ void ComputeWorkerCore::On(DenseDone event, std::vector<Action>& actions) {
     AttendedHeads(batch, rank, actions);
     return Advance(event.micro_batch, actions);
   }
+  if (AnsweredQueries(batch, actions)) return;
   const Stage& stage = program_[batch.stage];
   if (stage.kind == StageKind::kAttendPrompts) AttendedToRanks(batch, stage.index, actions);
   ++batch.stage;
@@ -504,6 +509,7 @@ void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {
   if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
   if (MayFinish(batch)) return Finish(batch, std::move(event.result), actions);
   batch.done = std::move(event.result);
+  AnswerQueries(batch, actions);
 }
 
 void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {

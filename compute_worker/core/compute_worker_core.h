@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "base/status.h"
 #include "compute_worker/core/prompt_scratch.h"
 #include "compute_worker/core/rank_inbox.h"
+#include "compute_worker/core/rank_progress.h"
 #include "compute_worker/core/rank_tensor.h"
 #include "compute_worker/core/state_slots.h"
 #include "compute_worker/core/step_program.h"
@@ -72,14 +74,17 @@ struct RankAttended {  // another rank has done with the op's K and V, which thi
   int op = 0;
   int rank = 0;  // that rank; in a ring, where it is the next one, the rank whose K and V they are
 };
-struct RankHeadsArrived {  // q, k and v of a softmax op, of another rank's tokens and the heads that are attended here
+// Of a softmax op and another rank's tokens: in a head switch q, k and v of the heads that are attended here; with
+// pass-q the queries of a later rank to what is here.
+struct RankHeadsArrived {
   StepId step;
   MicroBatchId micro_batch;
   int op = 0;
   int rank = 0;
   RankTensor rows;
 };
-struct RankOutputsArrived {  // what another rank's attention gave for this one's tokens and the heads of that one
+// What another rank's attention gave for this one's tokens: with the heads of that one, or over its tokens.
+struct RankOutputsArrived {
   StepId step;
   MicroBatchId micro_batch;
   int op = 0;
@@ -231,7 +236,25 @@ struct AttendHeads {
   int op = 0;
   int rank = 0;  // whose tokens
 };
-struct SendRankOutputs {  // of the AttendHeads before, to the rank whose tokens they are
+// q of the step's first rows to ranks before it, which attend to them over their own tokens.
+struct SendRankQueries {
+  struct Receiver {
+    proto::RankAddress to;
+    int64_t rows = 0;
+  };
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;  // this one's
+  std::vector<Receiver> receivers;
+};
+// A later rank's queries (RankHeads) over this one's tokens, PassQShard. TakeRankOutputs has what that gives. Also when
+// the step is at a later op, or has drawn its token. Ends with DenseDone.
+struct AttendQueries {
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;  // whose queries
+};
+struct SendRankOutputs {  // of the AttendHeads or AttendQueries before, to the rank whose tokens they are
   MicroBatchId micro_batch;
   int op = 0;
   int rank = 0;  // this one's
@@ -240,7 +263,7 @@ struct SendRankOutputs {  // of the AttendHeads before, to the rank whose tokens
 struct PlaceRankOutputs {  // what another rank gave for the step's tokens goes to their rows
   MicroBatchId micro_batch;
   int op = 0;
-  int rank = 0;        // whose heads
+  int rank = 0;        // whose heads, or over whose tokens
   RankTensor outputs;  // as kRankOutputs has them
 };
 struct Sample {  // final norm, head, choice of tokens; ends with SampleDone
@@ -250,10 +273,10 @@ struct FinishStep {
   MicroBatchId micro_batch;
   proto::StepResult result;
 };
-using Action =
-    std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AskRows, KeepEarlierRows, AttendPrompts,
-                 AttendShard, SendRankState, SendRankRows, ForwardRankRows, KeepRankRows, SendRankAttended,
-                 SendRankHeads, AttendHeads, SendRankOutputs, PlaceRankOutputs, Sample, FinishStep>;
+using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AskRows, KeepEarlierRows,
+                            AttendPrompts, AttendShard, SendRankState, SendRankRows, ForwardRankRows, KeepRankRows,
+                            SendRankAttended, SendRankHeads, AttendHeads, SendRankQueries, AttendQueries,
+                            SendRankOutputs, PlaceRankOutputs, Sample, FinishStep>;
 
 // One attention worker's part in a micro-batch's step.
 struct WorkerPart {
@@ -274,13 +297,15 @@ struct WorkerPart {
 // each op's answer.
 struct PromptEntry {
   int entry = 0;
-  Position begin = 0;  // a multiple of 64: where `part` begins, but in a ring or a switch where the group does
-  const PromptScratch::Part* part = nullptr;  // null in a switch, which needs none
+  // A multiple of 64: where `part` begins, but in a ring, in a switch and with pass-q where the group does.
+  Position begin = 0;
+  const PromptScratch::Part* part = nullptr;  // null in a switch and with pass-q, which need none
   Position gather_begin = proto::kOpenEnd;    // kOpenEnd: none
   Position gather_end = proto::kOpenEnd;
   bool from_ranks = false;  // those from the group's first token on come from the ranks before (RankRows)
   bool ring = false;        // with from_ranks: one after the other (AttendShard), and `part` has the step's own tokens
   bool switches = false;    // each rank attends to some heads of all tokens of the group (AttendHeads)
+  bool asks_ranks = false;  // each rank attends to its own tokens for itself and the later ones (AttendQueries)
 };
 
 // An entry of a step whose linear layers run here: states cross for it, and no tokens (proto/state_blocks.h).
@@ -300,7 +325,8 @@ struct AttentionWorkerAddress {
 };
 
 // A rank of a group does not go on while a later one has so many ops of its K and V and has not attended to them, or an
-// earlier one has not put them where it keeps them: what a rank that is behind holds is bounded by that.
+// earlier one has not put them where it keeps them: what a rank that is behind holds is bounded by that. With pass-q
+// not while it keeps those of so many ops itself, about which later ranks have not asked yet.
 inline constexpr int kRankOpsAhead = 4;
 // In a ring it gives the next rank no more while that has so many tensors which it has not attended to and handed on:
 // the one that it attends to, and the next.
@@ -320,6 +346,7 @@ struct ComputeWorkerOptions {
   bool rank_rows = false;            // ranks of a group may give each other K and V of such entries
   bool rank_ring = false;            // and these may go round
   bool rank_switch = false;          // and they may exchange tokens for heads
+  bool rank_queries = false;         // and they may ask each other about earlier tokens
   bool rank_rows_on_device = false;  // these lie on the sender's device, where the other ranks' devices reach them
   int state_slots = 0;               // prompts whose states are kept from part to part
   int key_values_in_flight = 4;      // ops whose k and v an attention worker has not answered: paces what prompts send
@@ -373,12 +400,16 @@ class ComputeWorkerCore {
   // has them (proto/rank_frames.h), while the op is attended: in host memory, or where the backend took them to.
   proto::TokenRange RowsFrom(MicroBatchId id, int op, int rank) const;
   std::span<const std::byte> RankRows(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
-  // In a switch: what another rank sent of its tokens, as kRankHeads has it, while they are attended to.
+  // In a switch, and with pass-q: what another rank sent of its tokens, as kRankHeads has it, while they are attended
+  // to.
   std::span<const std::byte> RankHeads(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
   // Where K and V of later ranks are to be put (KeepRankRows). Null: they are not to be kept any more. Valid until the
   // next event.
   const PromptScratch::Part* PartToKeepIn(MicroBatchId id, StepId step) const;
-  // In a ring: the tokens of which that rank, not the last one, has K and V; from a multiple of 64 on.
+  // With pass-q: which of kRankOpsAhead places K and V of the step's own tokens have. Of the softmax op at hand, and of
+  // those about which later ranks have not asked yet.
+  int PlaceOfKeys(MicroBatchId id, int op) const;
+  // In a ring and with pass-q: the tokens of which that rank has K and V; from a multiple of 64 on.
   proto::TokenRange ShardOf(MicroBatchId id, int rank) const;
   // What other ranks sent and is kept. For tests.
   size_t rank_bytes() const { return inbox_.bytes(); }
@@ -400,20 +431,6 @@ class ComputeWorkerCore {
   absl::Status CheckInvariants() const;
 
  private:
-  // Of the softmax op at hand. Bit r of a mask is K and V of rank r.
-  struct Ring {
-    int op = -1;         // -1: there was none yet
-    int attending = -1;  // AttendShard is under way
-    uint32_t attended = 0, sent = 0;
-  };
-  // Of the softmax op at hand.
-  struct HeadSwitch {
-    int op = -1;            // -1: there was none yet
-    int attending = -1;     // AttendHeads is under way
-    int attended = 0;       // tokens of so many ranks
-    uint32_t returned = 0;  // bit r: rank r's outputs have come
-    bool sent = false;      // the step's own q, k and v
-  };
   // Of a step whose plan says that later ranks give back: what of that has come. Also after the step has ended.
   struct Keeping {
     bool reserved = false;             // there was room for it when the step began
@@ -437,8 +454,9 @@ class ComputeWorkerCore {
     int awaiting = 0;  // partials still to come
     proto::StepResult failure;
     std::vector<std::vector<int>> unattended;  // by rank: ops whose K and V went there and were not attended to
-    Ring ring;
-    HeadSwitch heads;
+    RingProgress ring;
+    SwitchProgress heads;
+    PassQProgress pass_q;
     Keeping keeping;
   };
   static constexpr int kChainRank = 0;  // in the inbox: states come from one rank only
@@ -519,6 +537,20 @@ class ComputeWorkerCore {
   void AttendedHeads(MicroBatch& batch, int rank, std::vector<Action>& actions);
   bool SwitchIsDone(const MicroBatch& batch) const;
   int64_t SwitchBytesOf(const MicroBatch& batch) const;
+  static bool AsksRanks(const proto::StepPlan& plan);
+  static PromptEntry BeginPromptOfPassQ(const proto::StepPlan& plan);
+  bool FitsQueries(const proto::StepPlan& plan, int op, int rank, size_t bytes) const;
+  uint32_t Askers(const proto::StepPlan& plan, int op) const;
+  uint32_t Holders(const proto::StepPlan& plan, int op) const;
+  void SendQueries(MicroBatch& batch, int op, std::vector<Action>& actions) const;
+  void BeginPassQ(MicroBatch& batch, int op);
+  bool AnswerQueries(MicroBatch& batch, std::vector<Action>& actions) const;
+  bool AnsweredQueries(MicroBatch& batch, std::vector<Action>& actions);
+  void DropAnswered(MicroBatch& batch) const;
+  bool HasQueries(const MicroBatch& batch, int& op, int& rank) const;
+  bool PassQIsDone(const MicroBatch& batch) const;
+  int64_t OutputBytesOf(const MicroBatch& batch, int op, int rank) const;
+  int64_t PassQBytesOf(const MicroBatch& batch) const;
   bool MayAdvance(const MicroBatch& batch) const;
   void GoOnWithRanks(MicroBatch& batch, int op, std::vector<Action>& actions);
   bool MayHoldKeyValues(const MicroBatch& batch) const;

@@ -24,9 +24,11 @@ absl::Status ComputeWorkerCore::CheckInvariants() const {
     const bool for_rank =
         batch.stage < program_.size() &&
         ((program_[batch.stage].kind == StageKind::kAttendPrompts && AwaitsRank(batch, program_[batch.stage].index)) ||
-         IsAhead(batch) || !RingIsDone(batch) || !SwitchIsDone(batch));
+         IsAhead(batch) || !RingIsDone(batch) || !SwitchIsDone(batch) || !PassQIsDone(batch));
     const bool for_piece = std::any_of(batch.parts.begin(), batch.parts.end(),
                                        [](const WorkerPart& part) { return part.pieces_kept < part.pieces_asked; });
+    if (int op = 0, rank = 0; !batch.dense_in_flight && HasQueries(batch, op, rank))
+      return broken("does not answer rank ", rank, " about op ", op);
     const bool for_end = batch.done.has_value() && !MayFinish(batch);
     if (!batch.dense_in_flight && batch.awaiting == 0 && !unanswered && !for_rank && !for_piece && !for_end)
       return broken("waits for nothing");

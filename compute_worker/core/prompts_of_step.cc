@@ -4,6 +4,7 @@
 
 #include "compute_worker/core/compute_worker_core.h"
 #include "proto/head_switch.h"
+#include "proto/pass_q.h"
 #include "proto/prefix_traffic.h"
 
 namespace dovetail::compute {
@@ -102,15 +103,17 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
     }
     const bool later = batch.plan.part.rank > 0;
     const bool linked = !batch.plan.part.in_group() && IsLinked(entry);
-    if (Switches(batch.plan)) scratch_.Drop(entry.sequence);
+    const bool elsewhere = Switches(batch.plan) || AsksRanks(batch.plan);  // not in the scratch
+    if (elsewhere) scratch_.Drop(entry.sequence);
     PromptEntry prompt = Switches(batch.plan)         ? BeginPromptOfSwitch(batch.plan)
+                         : AsksRanks(batch.plan)      ? BeginPromptOfPassQ(batch.plan)
                          : Rings(batch.plan) && later ? BeginPromptOfRing(batch.plan)
                          : direct                     ? BeginPromptFromRanks(batch.plan)
                          : linked                     ? BeginLinkedPrompt(entry)
                                                       : BeginPrompt(entry);
-    if (prompt.part == nullptr && !prompt.switches) continue;
+    if (prompt.part == nullptr && !elsewhere) continue;
     prompt.entry = static_cast<int>(e);
-    if (!prompt.ring && !prompt.switches) prompt.begin = prompt.part->begin;
+    if (!prompt.ring && !elsewhere) prompt.begin = prompt.part->begin;
     batch.prompts.push_back(prompt);
     counters_.prompt_tokens_here += static_cast<uint64_t>(q_len);
   }
@@ -157,11 +160,11 @@ void ComputeWorkerCore::EndPrompts(MicroBatch& batch, bool went_well) {
   batch.prompts.clear();
 }
 
-// No answer is needed before the end of the step. Nor does a rank that switches heads keep states to itself: it may
-// wait for a later one, which waits for these.
+// No answer is needed before the end of the step. Nor does a rank that switches heads, or that others ask, keep states
+// to itself: it may wait for a later one, which waits for these.
 bool ComputeWorkerCore::MayHoldKeyValues(const MicroBatch& batch) const {
   if (!options_.hand_over_at_end || (batch.prompts.empty() && batch.states.empty())) return false;
-  if (Switches(batch.plan) && !batch.states.empty()) return false;
+  if ((Switches(batch.plan) || AsksRanks(batch.plan)) && !batch.states.empty()) return false;
   return std::all_of(batch.parts.begin(), batch.parts.end(), [](const WorkerPart& part) {
     return std::all_of(part.layouts.begin(), part.layouts.end(), [](const proto::StepLayout& layout) {
       return !layout.asks() && !(layout.with_states && layout.partial_bytes > 0);
@@ -231,6 +234,7 @@ proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch)
       traffic.direct_bytes += RankRowsBytes(batch.plan, op, rank);
   }
   traffic.switch_bytes = SwitchBytesOf(batch);
+  traffic.pass_q_bytes = PassQBytesOf(batch);
   return traffic;
 }
 
@@ -268,8 +272,9 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
     }
     double here = 0;
     for (const PromptEntry& prompt : batch.prompts) {
-      if (prompt.switches) {
-        here += proto::SwitchFlopsOf(spec, SwitchRankOf(batch.plan));
+      if (prompt.switches || prompt.asks_ranks) {
+        here += prompt.switches ? proto::SwitchFlopsOf(spec, SwitchRankOf(batch.plan))
+                                : proto::PassQFlopsOf(spec, proto::PassQCuts(batch.plan), batch.plan.part.rank);
         continue;
       }
       const StepEntry& entry = batch.plan.entries[prompt.entry];

@@ -40,8 +40,13 @@ absl::Status ComputeWorkerCore::CheckExchange(const StepPlan& plan, const StepEn
   if (const int most = proto::MostSwitchRanks(table_); switches && plan.part.ranks > most)
     return InvalidArgument("sequence ", entry.sequence.value(), ": ", plan.part.ranks, " ranks divide ", most,
                            " KV heads among each other (switch); take at most ", most, " ranks, or gather-direct");
+  const bool asks = entry.exchange == proto::PrefixExchange::kPassQ;
+  if (asks && !options_.rank_queries)
+    return InvalidArgument("sequence ", entry.sequence.value(),
+                           ": compute workers on CPUs only ask each other about earlier tokens (pass-q); take "
+                           "gather-direct");
   for (const auto& [missing, name] :
-       {std::pair(IsBetweenRanks(entry.exchange) && !gathers && !switches, NameOf(entry.exchange)),
+       {std::pair(IsBetweenRanks(entry.exchange) && !gathers && !switches && !asks, NameOf(entry.exchange)),
         std::pair(IsBetweenRanks(entry.linear_exchange) && !chained, NameOf(entry.linear_exchange))})
     if (missing)
       return InvalidArgument("sequence ", entry.sequence.value(), ": this worker has no exchange by ", name,
@@ -97,16 +102,19 @@ bool ComputeWorkerCore::AwaitsRank(const MicroBatch& batch, int op) const {
 }
 
 bool ComputeWorkerCore::IsAhead(const MicroBatch& batch) const {
-  return std::any_of(batch.unattended.begin(), batch.unattended.end(),
+  return batch.pass_q.kept.size() >= size_t{kRankOpsAhead} ||
+         std::any_of(batch.unattended.begin(), batch.unattended.end(),
                      [](const std::vector<int>& ops) { return ops.size() >= size_t{kRankOpsAhead}; });
 }
 
 // All attention workers have answered, for the next step relies on what this one appended. And a rank without room has
 // had all rows that come to it: their senders wait to hear that they are not kept. What was given back is in its place.
+// Later ranks have asked about all that they will.
 bool ComputeWorkerCore::MayFinish(const MicroBatch& batch) const {
   const bool answered = std::all_of(batch.parts.begin(), batch.parts.end(),
                                     [](const WorkerPart& part) { return part.unanswered.empty(); });
-  if (!answered || !GathersFromRanks(batch.plan)) return answered;
+  if (!answered || !batch.pass_q.kept.empty() || batch.pass_q.attending) return false;
+  if (!GathersFromRanks(batch.plan)) return true;
   for (int op = 0; op < table_.op_count(); ++op)
     for (int rank = 0; rank < batch.plan.part.rank; ++rank)
       if (RankRowsBytes(batch.plan, op, rank) > 0 && !inbox_.Came(batch.plan.micro_batch, op, rank)) return false;
@@ -133,7 +141,7 @@ void ComputeWorkerCore::BeginRanks(MicroBatch& batch, std::vector<Action>& actio
     const size_t bytes = inbox_.Find(plan.micro_batch, op, rank).size();
     const bool rows = (GathersFromRanks(plan) || Rings(plan)) && rank < plan.part.rank &&
                       RankRowsBytes(plan, op, rank) == static_cast<int64_t>(bytes);
-    const bool fits = rows || FitsSwitch(plan, op, rank, bytes);
+    const bool fits = rows || FitsSwitch(plan, op, rank, bytes) || FitsQueries(plan, op, rank, bytes);
     if (!fits) {
       inbox_.Forget(plan.micro_batch, op, rank);
       ++counters_.dropped_frames;
@@ -154,6 +162,7 @@ void ComputeWorkerCore::SendToRanks(MicroBatch& batch, int op, std::vector<Actio
   const StepPlan& plan = batch.plan;
   if (Rings(plan)) return BeginRing(batch, op, actions);
   if (Switches(plan)) return BeginSwitch(batch, op, actions);
+  if (AsksRanks(plan)) return BeginPassQ(batch, op);
   if (!GathersFromRanks(plan) || table_.linear(table_.op_group[op]) != nullptr) return;
   SendRankRows send{plan.micro_batch, op, plan.part.rank, {}};
   // Those that wait for them first.
@@ -176,6 +185,10 @@ void ComputeWorkerCore::AttendedToRanks(MicroBatch& batch, int op, std::vector<A
       if (state.passed_on)
         actions.push_back(SendRankState{plan.micro_batch, op, plan.ranks[plan.part.rank + size_t{1}]});
     return;
+  }
+  if (AsksRanks(plan)) {
+    batch.pass_q.kept.back().attended = true;
+    return DropAnswered(batch);
   }
   for (int rank = 0; FromRanks(batch) && !Rings(plan) && rank < plan.part.rank; ++rank)
     if (RankRowsBytes(plan, op, rank) > 0) PassOver(batch, op, rank, actions);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compute_worker/core/compute_worker_core.h"
+#include "proto/head_switch.h"
 
 namespace dovetail::compute {
 
@@ -28,7 +29,7 @@ bool ComputeWorkerCore::Rings(const StepPlan& plan) {
 proto::TokenRange ComputeWorkerCore::ShardOf(MicroBatchId id, int rank) const {
   const StepPlan& plan = PlanOf(id);
   const Position begin = plan.ranks[rank].begin / kSegmentTokens * kSegmentTokens;  // rank 0's may lie in a segment
-  return {begin, plan.ranks[rank + size_t{1}].begin};
+  return {begin, proto::TokensOfRank(plan, rank).end};
 }
 
 // The scratch has the step's own tokens, of one op. Earlier ones of the segment in which the group begins are gathered.
@@ -68,7 +69,7 @@ void ComputeWorkerCore::BeginRing(MicroBatch& batch, int op, std::vector<Action>
 // As many as the next rank takes: its own first, then what has come.
 void ComputeWorkerCore::SendShards(MicroBatch& batch, std::vector<Action>& actions) {
   const StepPlan& plan = batch.plan;
-  Ring& ring = batch.ring;
+  RingProgress& ring = batch.ring;
   const int own = plan.part.rank, next = own + 1;
   if (next >= plan.part.ranks) return;
   const uint32_t wanted = ShardsTo(plan, ring.op, next) & ~ring.sent;
@@ -94,7 +95,7 @@ void ComputeWorkerCore::SendShards(MicroBatch& batch, std::vector<Action>& actio
 // lets go of what it needs no more.
 void ComputeWorkerCore::TendRing(MicroBatch& batch, std::vector<Action>& actions) {
   const StepPlan& plan = batch.plan;
-  const Ring& ring = batch.ring;
+  const RingProgress& ring = batch.ring;
   if (ring.op < 0 || batch.aborted) return;
   SendShards(batch, actions);
   const uint32_t to_send = ShardsTo(plan, ring.op, plan.part.rank + 1) & ~ring.sent;
@@ -110,7 +111,7 @@ void ComputeWorkerCore::TendRing(MicroBatch& batch, std::vector<Action>& actions
 // The rank whose K and V of the op at hand may be attended to now; -1: none.
 int ComputeWorkerCore::ShardToAttend(const MicroBatch& batch) const {
   if (!Rings(batch.plan) || batch.stage >= program_.size()) return -1;
-  const Ring& ring = batch.ring;
+  const RingProgress& ring = batch.ring;
   const Stage& stage = program_[batch.stage];
   if (stage.kind != StageKind::kAwaitPartials || ring.op != stage.index) return -1;
   for (int of = batch.plan.part.rank - 1; of >= 0; --of) {
@@ -123,7 +124,7 @@ int ComputeWorkerCore::ShardToAttend(const MicroBatch& batch) const {
 
 bool ComputeWorkerCore::RingIsDone(const MicroBatch& batch) const {
   const StepPlan& plan = batch.plan;
-  const Ring& ring = batch.ring;
+  const RingProgress& ring = batch.ring;
   if (!Rings(plan) || ring.op < 0) return true;
   if ((ShardsTo(plan, ring.op, plan.part.rank + 1) & ~ring.sent) != 0) return false;
   const uint32_t needed = ShardsTo(plan, ring.op, plan.part.rank);

@@ -11,6 +11,7 @@
 
 #include "compute_worker/core/compute_worker_core.h"
 #include "proto/head_switch.h"
+#include "proto/pass_q.h"
 
 namespace dovetail::compute {
 
@@ -77,7 +78,7 @@ void ComputeWorkerCore::SendHeads(MicroBatch& batch, std::vector<Action>& action
 int ComputeWorkerCore::HeadsToAttend(const MicroBatch& batch) const {
   if (!Switches(batch.plan) || batch.stage >= program_.size()) return -1;
   const Stage& stage = program_[batch.stage];
-  const HeadSwitch& heads = batch.heads;
+  const SwitchProgress& heads = batch.heads;
   const StepPlan& plan = batch.plan;
   if (stage.kind != StageKind::kAwaitPartials || heads.op != stage.index || heads.attended == plan.part.ranks)
     return -1;
@@ -112,38 +113,48 @@ int64_t ComputeWorkerCore::SwitchBytesOf(const MicroBatch& batch) const {
   return bytes;
 }
 
-// It may come before the plan of its step.
+// Of a switch, or queries (pass_q_of_step.cc). It may come before the plan of its step.
 void ComputeWorkerCore::On(RankHeadsArrived event, std::vector<Action>& actions) {
   const MicroBatchId id = event.micro_batch;
   MicroBatch* const batch = Running(id, event.step);
   bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.rows.empty() &&
               table_.linear(table_.op_group[event.op]) == nullptr && event.rank < proto::kMaxPrefillRanks;
-  if (fits && batch != nullptr) fits = FitsSwitch(batch->plan, event.op, event.rank, event.rows.size());
+  if (fits && batch != nullptr)
+    fits = FitsSwitch(batch->plan, event.op, event.rank, event.rows.size()) ||
+           FitsQueries(batch->plan, event.op, event.rank, event.rows.size());
   if (!fits || !inbox_.Put(id, event.step, event.op, event.rank, std::move(event.rows))) {
     ++counters_.dropped_frames;
     return;
   }
-  if (batch != nullptr) GoOnWithRanks(*batch, event.op, actions);
+  if (batch != nullptr && !AnswerQueries(*batch, actions)) GoOnWithRanks(*batch, event.op, actions);
 }
 
-// Of the op at hand: the other rank has had this one's q, k and v of it.
+// What another rank is to give for the step's tokens; -1: nothing, or it has.
+int64_t ComputeWorkerCore::OutputBytesOf(const MicroBatch& batch, int op, int rank) const {
+  const StepPlan& plan = batch.plan;
+  if (batch.aborted || rank >= plan.part.ranks || rank == plan.part.rank) return -1;
+  const uint32_t bit = uint32_t{1} << rank;
+  if (AsksRanks(plan)) {
+    const bool known = op == batch.pass_q.op && (Holders(plan, op) & ~batch.pass_q.returned & bit) != 0;
+    return known ? proto::PassQPartialBytes(table_.softmax(table_.op_group[op]), proto::PassQCuts(plan), plan.part.rank,
+                                            rank)
+                 : -1;
+  }
+  if (!Switches(plan) || op != batch.heads.op || (batch.heads.returned & bit) != 0) return -1;
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
+  return proto::HeadOutputBytes(spec, TokensOfRank(plan, plan.part.rank), proto::SwitchBegin(plan.part.base),
+                                proto::HeadsOfRank(spec.kv_heads, rank, plan.part.ranks).size());
+}
+
+// Of the op at hand: the other rank has had this one's q, k and v of it, or q.
 void ComputeWorkerCore::On(RankOutputsArrived event, std::vector<Action>& actions) {
   MicroBatch* const batch = Running(event.micro_batch, event.step);
-  const bool known = batch != nullptr && Switches(batch->plan) && !batch->aborted && event.op == batch->heads.op &&
-                     event.rank < batch->plan.part.ranks && event.rank != batch->plan.part.rank &&
-                     ((batch->heads.returned >> event.rank) & 1) == 0;
-  int64_t bytes = -1;
-  if (known) {
-    const StepPlan& plan = batch->plan;
-    const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[event.op]);
-    bytes = proto::HeadOutputBytes(spec, TokensOfRank(plan, plan.part.rank), proto::SwitchBegin(plan.part.base),
-                                   proto::HeadsOfRank(spec.kv_heads, event.rank, plan.part.ranks).size());
-  }
+  const int64_t bytes = batch == nullptr ? -1 : OutputBytesOf(*batch, event.op, event.rank);
   if (bytes != static_cast<int64_t>(event.outputs.size())) {
     ++counters_.dropped_frames;
     return;
   }
-  batch->heads.returned |= uint32_t{1} << event.rank;
+  (AsksRanks(batch->plan) ? batch->pass_q.returned : batch->heads.returned) |= uint32_t{1} << event.rank;
   actions.push_back(PlaceRankOutputs{event.micro_batch, event.op, event.rank, std::move(event.outputs)});
   GoOnWithRanks(*batch, event.op, actions);
 }

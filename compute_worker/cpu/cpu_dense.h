@@ -60,7 +60,16 @@ class CpuDense final : public DenseBackend {
   absl::Status AttendRankHeads(const ComputeWorkerCore& core, const AttendHeads& attend) override {
     return dense_.AttendRankHeads(core, attend);
   }
-  std::vector<std::byte> TakeRankOutputs(MicroBatchId id) override { return dense_.TakeRankOutputs(id); }
+  absl::StatusOr<transport::LentBytes> RankQueries(MicroBatchId id, int op, int64_t rows) override {
+    const auto queries = std::make_shared<const std::vector<std::byte>>(dense_.RankQueries(id, op, rows));
+    return transport::Lend(queries, queries->size());
+  }
+  absl::Status AttendRankQueries(const ComputeWorkerCore& core, const AttendQueries& attend) override {
+    return dense_.AttendRankQueries(core, attend);
+  }
+  std::vector<std::byte> TakeRankOutputs(const ComputeWorkerCore& core, MicroBatchId id) override {
+    return dense_.TakeRankOutputs(core, id);
+  }
   absl::Status PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) override {
     dense_.PlaceOutputs(core, place);
     return absl::OkStatus();

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/cpu/pass_q_attention.h"
 #include "compute_worker/cpu/prompt_attention.h"
 #include "compute_worker/cpu/prompt_states.h"
 #include "compute_worker/cpu/switch_attention.h"
@@ -44,6 +45,7 @@ class DenseExecutor {
   // Attends the micro-batch's prompts, as far as they are attended here; of a linear op, runs it for them.
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) {
     if (table_.linear(table_.op_group[op]) != nullptr) return states_.Run(core, id, op, wire(id), context_);
+    if (core.PromptsOf(id)[0].asks_ranks) return queries_of_ranks_.Run(core, id, op, wire(id), *stream_);
     return prompts_.Run(core, id, op, wire(id), *stream_);
   }
 
@@ -59,9 +61,21 @@ class DenseExecutor {
   absl::Status AttendRankHeads(const ComputeWorkerCore& core, const AttendHeads& attend) {
     return heads_of_ranks_.Attend(core, attend, wire(attend.micro_batch), *stream_);
   }
-  std::vector<std::byte> TakeRankOutputs(MicroBatchId id) { return heads_of_ranks_.TakeOutputs(id); }
   void PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) {
-    heads_of_ranks_.Place(core, place, wire(place.micro_batch));
+    StepWire& rows = wire(place.micro_batch);
+    if (core.PromptsOf(place.micro_batch)[0].asks_ranks) return queries_of_ranks_.Place(core, place, rows);
+    heads_of_ranks_.Place(core, place, rows);
+  }
+  // And of ranks that ask each other.
+  std::vector<std::byte> RankQueries(MicroBatchId id, int op, int64_t rows) {
+    return queries_of_ranks_.Pack(op, rows, wire(id));
+  }
+  absl::Status AttendRankQueries(const ComputeWorkerCore& core, const AttendQueries& attend) {
+    return queries_of_ranks_.Answer(core, attend, *stream_);
+  }
+  std::vector<std::byte> TakeRankOutputs(const ComputeWorkerCore& core, MicroBatchId id) {
+    const bool asks = core.PlanOf(id).entries[0].exchange == proto::PrefixExchange::kPassQ;  // it may have ended
+    return asks ? queries_of_ranks_.TakeOutputs(id) : heads_of_ranks_.TakeOutputs(id);
   }
   absl::Status KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
                             const PromptScratch::Part& part) {
@@ -148,6 +162,7 @@ class DenseExecutor {
   PromptAttention prompts_;
   PromptStates states_;
   SwitchAttention heads_of_ranks_;
+  PassQAttention queries_of_ranks_;
   std::vector<MicroBatch> micro_batches_;
   RopeCache<model::RopeTable> rope_cache_;
   const Widths widths_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compute_worker/cpu/local_partials.h"
 #include "kernels/op_context.h"
 
 namespace dovetail::compute {
@@ -48,7 +49,8 @@ size_t PromptAttention::ScratchOf(LayerGroup group, int rank, int threads, StepW
 
 absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchId id, int threads, StepWire& wire) {
   const std::vector<PromptEntry>& prompts = core.PromptsOf(id);
-  if (prompts.empty() || prompts[0].switches) return absl::OkStatus();  // SwitchAttention has those
+  // SwitchAttention and PassQAttention have some.
+  if (prompts.empty() || prompts[0].switches || prompts[0].asks_ranks) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Grow(arena_, size_t{core.scratch().capacity()} * block_bytes_));
   MicroBatch& batch = micro_batches_[id.value()];
   size_t scratch = 0, partial = 0, items = 0, blocks = 0, gathered = 0, shard = 0;
@@ -59,12 +61,7 @@ absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchI
     if (spec.linear()) continue;
     for (int rank = StepWire::LocalPartial::kOwn; rank < shards; ++rank)
       scratch = std::max(scratch, ScratchOf(group, rank, threads, wire));
-    size_t floats = 0;
-    for (const StepWire::LocalPartial& local : wire.locals(group)) {
-      if (local.whole()) continue;
-      const int64_t nodes = kernels::PartialNodes(local.ctx_len, local.q_len, spec.window, local.begin, local.end);
-      floats += nodes * local.kv_heads.size() * spec.group_size() * (spec.value_dim + 2);
-    }
+    const auto floats = static_cast<size_t>(PartialFloats(wire.locals(group), spec));
     partial = std::max(partial, floats * sizeof(float));
     items = std::max(items, wire.locals(group).size());
     size_t answers = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "compute_worker/cpu/local_partials.h"
 #include "compute_worker/cpu/prompt_attention.h"
 #include "kernels/op_context.h"
 #include "proto/head_switch.h"
@@ -125,12 +126,7 @@ absl::Status SwitchAttention::Prepare(const ComputeWorkerCore& core, MicroBatchI
                                             .threads = threads};
       scratch = std::max(scratch, kernels::PagedAttentionScratchBytes(ShapeOf(group), limits));
     }
-    size_t floats = 0;
-    for (const StepWire::LocalPartial& local : wire.locals(group)) {
-      if (local.whole()) continue;
-      const int64_t nodes = kernels::PartialNodes(local.ctx_len, local.q_len, spec.window, local.begin, local.end);
-      floats += nodes * local.kv_heads.size() * spec.group_size() * (spec.value_dim + 2);
-    }
+    const auto floats = static_cast<size_t>(PartialFloats(wire.locals(group), spec));
     partial = std::max(partial, floats * sizeof(float));
   }
   batch.table.reserve(blocks);
@@ -292,29 +288,10 @@ void SwitchAttention::PlaceWhole(LayerGroup group, const proto::HeadRange& heads
 void SwitchAttention::PlacePartials(MicroBatch& batch, LayerGroup group, const proto::HeadRange& heads,
                                     std::span<const std::byte> outputs, StepWire& wire) const {
   const proto::SoftmaxSpec& spec = table_.softmax(group);
-  const int per_head = spec.group_size();
-  auto* partial = reinterpret_cast<float*>(batch.partial->data());
-  for (StepWire::LocalPartial& local : wire.locals(group)) {
-    const int64_t nodes = kernels::PartialNodes(local.ctx_len, local.q_len, spec.window, local.begin, local.end);
-    const int64_t local_heads = int64_t{local.kv_heads.size()} * per_head,
-                  from_heads = int64_t{heads.size()} * per_head;
-    float* const o = partial;
-    float* const ml = o + nodes * local_heads * spec.value_dim;
-    local.o = o;
-    local.ml = ml;
-    partial = ml + nodes * local_heads * 2;
-    const int first = std::max(heads.begin, local.kv_heads.begin), end = std::min(heads.end, local.kv_heads.end);
-    if (first >= end) continue;
-    const auto* from_o = reinterpret_cast<const float*>(outputs.data());
-    const float* from_ml = from_o + nodes * from_heads * spec.value_dim;
-    const int64_t count = int64_t{end - first} * per_head;
-    const int64_t to = int64_t{first - local.kv_heads.begin} * per_head, from = int64_t{first - heads.begin} * per_head;
-    for (int64_t node = 0; node < nodes; ++node) {
-      std::copy_n(from_o + (node * from_heads + from) * spec.value_dim, count * spec.value_dim,
-                  o + (node * local_heads + to) * spec.value_dim);
-      std::copy_n(from_ml + (node * from_heads + from) * 2, count * 2, ml + (node * local_heads + to) * 2);
-    }
-  }
+  auto* const memory = reinterpret_cast<float*>(batch.partial->data());
+  PlaceLocals(wire.locals(group), spec, memory, [&](const StepWire::LocalPartial& local, float* o, float* ml) {
+    CopyPartials(local, spec, heads, outputs.data(), o, ml);
+  });
 }
 
 }  // namespace dovetail::compute

@@ -5,6 +5,7 @@
 
 #include "base/segment_tree.h"
 #include "proto/head_switch.h"
+#include "proto/pass_q.h"
 #include "proto/placement.h"
 #include "proto/state_blocks.h"
 
@@ -103,6 +104,17 @@ bool Switches(const PromptStep& step, Reach& reach) {
   return true;
 }
 
+// As ComputeWorkerCore::BeginPromptOfPassQ.
+bool AsksRanks(const PromptStep& step, Reach& reach) {
+  if (step.exchange != proto::PrefixExchange::kPassQ) return false;
+  reach = {.attend_begin = proto::SwitchBegin(step.base), .gathers = true};
+  if (step.rank == 0) {
+    reach.gather_begin = reach.attend_begin;
+    reach.gather_end = step.base;
+  }
+  return true;
+}
+
 bool Gathers(const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
   if (step.exchange != proto::PrefixExchange::kGather || step.scratch_blocks == 0) return false;
   const bool goes_on = !step.held.empty() && step.ctx_len >= step.held.begin;
@@ -121,7 +133,7 @@ Reach ReachOf(const proto::AttentionTable& table, const PromptStep& step) {
   const Reach elsewhere{.attend_begin = step.ctx_len + step.tokens};
   Reach reach;
   if (Gathers(step, blocks, reach) || GathersFromRanks(step, blocks, reach) || Rings(step, blocks, reach) ||
-      Switches(step, reach))
+      Switches(step, reach) || AsksRanks(step, reach))
     return reach;
   if (step.scratch_blocks == 0) return elsewhere;
   if (step.exchange == proto::PrefixExchange::kRing && step.ctx_len > step.base) return elsewhere;
@@ -164,7 +176,11 @@ void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::Softmax
                                 .tokens = {step.ctx_len, step_end},
                                 .rank = step.rank,
                                 .ranks = step.ranks};
-  work.here_flops += switches ? ops * proto::SwitchFlopsOf(spec, heads) : flops(reach.attend_begin, step_end);
+  const bool asks_ranks = step.exchange == proto::PrefixExchange::kPassQ;
+  work.here_flops += switches     ? ops * proto::SwitchFlopsOf(spec, heads)
+                     : asks_ranks ? ops * proto::PassQFlopsOf(spec, step.cuts, step.rank)
+                                  : flops(reach.attend_begin, step_end);
+  if (asks_ranks) work.traffic.pass_q_bytes += ops * proto::PassQBytesTo(spec, step.cuts, step.rank);
   if (switches) work.traffic.switch_bytes += ops * proto::SwitchBytesTo(spec, heads);
   work.asked_flops += flops(0, reach.attend_begin);
   // Where nothing is attended here, all of it is a part of the step like those of short prompts.
@@ -181,7 +197,7 @@ void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::Softmax
   const int64_t row = int64_t{ops} * spec.kv_heads * (spec.key_dim + spec.value_dim) * element;
   const Position end = std::min(reach.gather_end, step.ctx_len);
   work.traffic.gathered_bytes += std::max<Position>(0, end - std::max(reach.gather_begin, seen)) * row;
-  if (switches) return;
+  if (switches || asks_ranks) return;
   int64_t& from_ranks =
       step.exchange == proto::PrefixExchange::kRing ? work.traffic.ring_bytes : work.traffic.direct_bytes;
   from_ranks += std::max<Position>(0, step.ctx_len - std::max(end, seen)) * row;
@@ -268,8 +284,10 @@ Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates
     longest = {std::max(longest.dense, parts.dense), std::max(longest.attention, parts.attention),
                std::max(longest.plane, parts.plane), std::max(longest.link, parts.link)};
     longest_given = std::max(longest_given, given);
-    const double seconds = parts.sum(work.exchange);
-    if (seconds > slowest.seconds) slowest = {seconds, parts.bound(work.exchange)};
+    const double exposed = work.exchange == proto::PrefixExchange::kPassQ ? given : 0;
+    const double seconds = parts.sum(work.exchange) + exposed;
+    const bool waits = exposed > std::max({parts.dense, parts.attention, parts.plane});
+    if (seconds > slowest.seconds) slowest = {seconds, waits ? PrefillBound::kLink : parts.bound(work.exchange)};
     if (given > slowest.seconds) slowest = {given, PrefillBound::kLink};
   }
   if (!ranks.empty() && ranks[0].exchange == proto::PrefixExchange::kSwitch)

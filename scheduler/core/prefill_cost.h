@@ -28,6 +28,7 @@ struct PromptStep {
   int64_t tokens = 0;
   Position group_end = 0;  // and where it ends; which rank of it this is, and of how many, with a head switch
   int rank = 0, ranks = 1;
+  std::span<const Position> cuts;  // of all its ranks, with pass-q: where each begins, and group_end
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
   HeldTokens held;
   uint32_t scratch_blocks = UINT32_MAX;  // of the compute worker: 64 tokens x a KV head x an op
@@ -76,7 +77,8 @@ struct Prediction {
 //          attention worker answers all ranks one after the other, and so does its link. What ranks give each other
 //          crosses while they compute, for those before are an op ahead, and over a link of its own for each pair.
 //          Ranks that switch heads wait for each other in every layer: each part is that of the rank for which it is
-//          longest, and what crosses between them hides behind nothing but the attention workers' answers.
+//          longest, and what crosses between them hides behind nothing but the attention workers' answers. With pass-q
+//          the longest rank bounds the others, and what crosses hides behind nothing.
 Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates> rates, const PlaneRates& plane);
 
 }  // namespace dovetail::scheduler

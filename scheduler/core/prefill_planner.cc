@@ -177,7 +177,8 @@ PromptStep PrefillPlanner::StepOf(const PromptToPlan& prompt, const FreeRank& ra
 
 HeldTokens PrefillPlanner::HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                                      proto::PrefixExchange exchange) const {
-  if (exchange == proto::PrefixExchange::kSwitch) return {};  // it drops what it had, and keeps nothing
+  // These drop what they had, and keep nothing.
+  if (exchange == proto::PrefixExchange::kSwitch || exchange == proto::PrefixExchange::kPassQ) return {};
   return WorkOf(table_, StepOf(prompt, rank, tokens, exchange)).held;
 }
 
@@ -247,6 +248,9 @@ std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Positio
   const int step_tokens = StepTokensOf(prompt);
   if (ranks < 2) return {base, std::min(prompt.end, base + step_tokens)};
   PrefillCutOptions cut{.most_tokens = step_tokens};
+  // With pass-q the first rank attends to least for itself, and to most for others.
+  const bool asks = way.by.softmax == proto::PrefixExchange::kPassQ;
+  if (asks) cut.par_tokens = kEvenCuts;
   std::vector<double> speeds;
   if (!rates.empty()) {
     // How many earlier tokens cost as much as the dense layers: by what attends to them.
@@ -255,7 +259,7 @@ std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Positio
     if (dense_s > 0 && pair_s > 0) cut.par_tokens = std::clamp(dense_s / pair_s, double{kSegmentTokens}, 1e9);
     // Heads are divided whatever the cuts: these are for the dense layers alone.
     const bool switches = way.by.softmax == proto::PrefixExchange::kSwitch;
-    if (switches) cut.par_tokens = kEvenCuts;
+    if (switches || asks) cut.par_tokens = kEvenCuts;
     const Position most = Position{ranks} * step_tokens;
     const auto seen = switches ? 0 : static_cast<double>(base + std::min(prompt.end, base + most)) / 2;
     for (int r = 0; r < ranks; ++r) {
@@ -284,6 +288,7 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
       one.group_end = cuts.back();
       one.rank = static_cast<int>(r);
       one.ranks = static_cast<int>(cuts.size()) - 1;
+      one.cuts = cuts;
       work.push_back(WorkOf(table_, one));
       ranks.free[r].held = work.back().held;
     }

@@ -30,8 +30,8 @@ double AttentionOf(const PrefillTableInput& input, const proto::SoftmaxSpec& spe
 using SoftmaxLayer = std::function<LayerCost(const proto::SoftmaxSpec& spec)>;
 using LinearLayer = std::function<LayerCost(const proto::LinearSpec& spec)>;
 
-// Of exchanges between the ranks themselves. But for gather-direct, the ring, the switch with a KV head for each rank,
-// and the chain they are not built.
+// Of exchanges between the ranks themselves. But for gather-direct, the ring, pass-q, the switch with a KV head for
+// each rank, and the chain they are not built.
 struct Direct {
   std::string name;
   SoftmaxLayer softmax;
@@ -74,11 +74,10 @@ std::vector<Direct> DirectExchanges(const PrefillTableInput& in) {
        },
        ""},
       {"pass-q",
-       [=](const proto::SoftmaxSpec& spec) {  // queries overlap as a ring does; what comes back does not
+       [=](const proto::SoftmaxSpec& spec) {  // there and back
          const int64_t bytes = PassQBytes(spec, shape);
-         const double attention = AttentionOf(in, spec);
-         const double transfer = static_cast<double>(bytes) * in.link_byte_s + (hops + 1) * in.link_latency_s;
-         return LayerCost{bytes, attention, std::max(transfer / 2, transfer - attention * hops / in.ranks)};
+         return LayerCost{bytes, AttentionOf(in, spec),
+                          static_cast<double>(bytes) * in.link_byte_s + 2 * (hops > 0 ? in.link_latency_s : 0)};
        },
        ""},
   };
@@ -135,10 +134,10 @@ PrefillTableRow DirectRow(const PrefillTableInput& in, const Direct* softmax, co
   return row;
 }
 
-// Heads are divided whatever the cuts, which are even then.
+// Heads are divided whatever the cuts, and with pass-q first ranks attend to most for others: cuts are even then.
 PrefillCutOptions CutOptions(const PrefillTableInput& in, proto::PrefixExchange exchange) {
   PrefillCutOptions options{.most_tokens = in.max_step_tokens};
-  if (exchange == proto::PrefixExchange::kSwitch) options.par_tokens = 1e9;
+  if (exchange == proto::PrefixExchange::kSwitch || exchange == proto::PrefixExchange::kPassQ) options.par_tokens = 1e9;
   return options;
 }
 
@@ -172,6 +171,7 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
                                            .group_end = cuts.back(),
                                            .rank = static_cast<int>(r),
                                            .ranks = ranks,
+                                           .cuts = cuts,
                                            .exchange = by,
                                            .held = held[r],
                                            .scratch_blocks = in.scratch_blocks,
@@ -186,11 +186,12 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
     const std::vector<ComputeRates> rates(work.size(), rate);
     const Prediction step = Predict(work, rates, plane);
     // A message there and back for each attention layer, and once more for each rank that waits for the one before. One
-    // way where what that layer needs comes from a rank, but a switch goes there and back.
+    // way where what that layer needs comes from a rank, but a switch and queries go there and back.
     double messages = 2 * (static_cast<double>(work.size()) - 1);
     for (int g = 0; g < in.attention.group_count(); ++g) {
       const bool is_linear = in.attention.views[g].linear();
-      const bool one_way = IsBetweenRanks(exchange) && exchange != proto::PrefixExchange::kSwitch;
+      const bool one_way = IsBetweenRanks(exchange) && exchange != proto::PrefixExchange::kSwitch &&
+                           exchange != proto::PrefixExchange::kPassQ;
       const bool direct = work.size() > 1 && (is_linear ? IsBetweenRanks(linear) : one_way);
       messages += (direct ? 1 : 2) * in.attention.ops_in_group[g];
     }
@@ -236,7 +237,7 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
   const bool softmax = HasSoftmax(input.attention), linear = input.attention.has_linear();
   const bool switches = softmax && input.ranks <= proto::MostSwitchRanks(input.attention);
   for (const PrefixExchange exchange : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect,
-                                        PrefixExchange::kRing, PrefixExchange::kSwitch}) {
+                                        PrefixExchange::kRing, PrefixExchange::kSwitch, PrefixExchange::kPassQ}) {
     if (!softmax && exchange != PrefixExchange::kAsk) continue;
     if (!switches && exchange == PrefixExchange::kSwitch) continue;
     if (!linear || !IsBetweenRanks(exchange)) rows.push_back(BuiltRow(input, exchange));
@@ -248,6 +249,7 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
     for (size_t l = 0; l < (linear ? linears.size() : 1); ++l) {
       const bool direct = !softmax || directs[s].name == NameOf(PrefixExchange::kGatherDirect) ||
                           directs[s].name == NameOf(PrefixExchange::kRing) ||
+                          directs[s].name == NameOf(PrefixExchange::kPassQ) ||
                           (switches && directs[s].name == NameOf(PrefixExchange::kSwitch));
       const bool chained = !linear || linears[l].name == NameOf(LinearExchange::kChain);
       if (direct && chained) continue;  // it is there, built

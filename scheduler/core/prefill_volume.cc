@@ -4,6 +4,8 @@
 #include <bit>
 
 #include "base/dtype.h"
+#include "base/segment_tree.h"
+#include "proto/pass_q.h"
 
 namespace dovetail::scheduler {
 namespace {
@@ -32,8 +34,13 @@ int64_t SwitchBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape) {
 }
 
 int64_t PassQBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape) {
-  const int64_t row = spec.query_heads * ((spec.key_dim + spec.value_dim) * WireBytes(spec.kv) + 4);
-  return Others(shape.new_tokens * row, shape);
+  std::vector<Position> cuts;
+  const int64_t segments = (shape.new_tokens + kSegmentTokens - 1) / kSegmentTokens;
+  for (int64_t rank = 0; rank < shape.ranks; ++rank) cuts.push_back(rank * segments / shape.ranks * kSegmentTokens);
+  cuts.push_back(shape.new_tokens);
+  int64_t most = 0;
+  for (int rank = 0; rank < shape.ranks; ++rank) most = std::max(most, proto::PassQBytesTo(spec, cuts, rank));
+  return most;
 }
 
 int64_t ChainBytes(const proto::LinearSpec& spec, const PromptShape& shape) {

@@ -21,7 +21,9 @@ struct PromptShape {
 // Of softmax attention.
 int64_t RingBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);    // f (N + C) Hk (dk + dv) e
 int64_t SwitchBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);  // f N/P (Hq + max(Hk, P)) (dk + dv) e
-int64_t PassQBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);   // f N Hq ((dk + dv) e + 4)
+// The rank that receives most: rank 0 gets f N Hq dk e of queries, the last one f N Hq s (dv + 2) 4 of partials, where
+// a rank's tokens have s subtrees (base/segment_tree.h): one, if they are a power of two of segments. Of the group.
+int64_t PassQBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);
 
 // Of a linear layer with H heads; states in f32, but for the chain's.
 // H (dk dv s + (w - 1) (2 dk + dv) e): s the bytes of an element of a state, w the width of the convolution. Of each

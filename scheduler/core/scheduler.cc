@@ -161,6 +161,7 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.prefix_direct_bytes = steps.prefix_direct_bytes;
   stats.prefix_ring_bytes = steps.prefix_ring_bytes;
   stats.prefix_switch_bytes = steps.prefix_switch_bytes;
+  stats.prefix_pass_q_bytes = steps.prefix_pass_q_bytes;
   stats.prefill_groups = groups_.groups();
   stats.prefill_group_tokens = groups_.tokens();
   stats.shortened_chunks = planner_.shortened_chunks() + groups_.shortened();

@@ -80,6 +80,7 @@ struct SchedulerStats {
   uint64_t prefix_direct_bytes = 0;
   uint64_t prefix_ring_bytes = 0;
   uint64_t prefix_switch_bytes = 0;
+  uint64_t prefix_pass_q_bytes = 0;
   PrefillForecast last_prefill;  // the part of a prompt that ended last, of those that had a step or group alone
   PrefillTimesByWay prefill_times{};
   uint64_t moves = 0;             // of sequences between attention workers

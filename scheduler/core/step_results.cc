@@ -90,6 +90,7 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
   counts_.prefix_direct_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.direct_bytes));
   counts_.prefix_ring_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.ring_bytes));
   counts_.prefix_switch_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.switch_bytes));
+  counts_.prefix_pass_q_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.pass_q_bytes));
   if (!batch.entries.empty() && batch.entries.front().group) {  // its ranks were learnt from as they came
     batch.forecast = {};
   } else {

@@ -41,7 +41,8 @@ class StepResults {
     uint64_t steps = 0;
     uint64_t generation_tokens = 0;
     uint64_t prefix_asked_bytes = 0, prefix_gathered_bytes = 0, prefix_state_bytes = 0;  // SchedulerStats'
-    uint64_t prefix_chain_bytes = 0, prefix_direct_bytes = 0, prefix_ring_bytes = 0, prefix_switch_bytes = 0;
+    uint64_t prefix_chain_bytes = 0, prefix_direct_bytes = 0, prefix_ring_bytes = 0, prefix_switch_bytes = 0,
+             prefix_pass_q_bytes = 0;
   };
   const Counts& counts() const { return counts_; }
 

@@ -51,12 +51,12 @@ std::string PrefillJson(engine::EmbeddedCluster& cluster) {
     absl::SleepFor(absl::Milliseconds(1));
     stats = cluster.stats().scheduler;
   }
-  return absl::StrCat(", \"prefill\": {\"groups\": ", stats.prefill_groups,
-                      ", \"group_tokens\": ", stats.prefill_group_tokens,
-                      ", \"bytes\": {\"plane\": ", stats.prefix_asked_bytes,
-                      ", \"gather\": ", stats.prefix_gathered_bytes, ", \"state\": ", stats.prefix_state_bytes,
-                      ", \"chain\": ", stats.prefix_chain_bytes, ", \"gather-direct\": ", stats.prefix_direct_bytes,
-                      ", \"ring\": ", stats.prefix_ring_bytes, ", \"switch\": ", stats.prefix_switch_bytes, "}}");
+  return absl::StrCat(
+      ", \"prefill\": {\"groups\": ", stats.prefill_groups, ", \"group_tokens\": ", stats.prefill_group_tokens,
+      ", \"bytes\": {\"plane\": ", stats.prefix_asked_bytes, ", \"gather\": ", stats.prefix_gathered_bytes,
+      ", \"state\": ", stats.prefix_state_bytes, ", \"chain\": ", stats.prefix_chain_bytes,
+      ", \"gather-direct\": ", stats.prefix_direct_bytes, ", \"ring\": ", stats.prefix_ring_bytes,
+      ", \"switch\": ", stats.prefix_switch_bytes, ", \"pass-q\": ", stats.prefix_pass_q_bytes, "}}");
 }
 
 }  // namespace

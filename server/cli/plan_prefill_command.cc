@@ -215,7 +215,7 @@ Json JsonOf(const Table& table, const Rates& rates) {
       one["bytes"] = {{"plane", row.traffic.asked_bytes},          {"gather", row.traffic.gathered_bytes},
                       {"state", row.traffic.state_bytes},          {"chain", row.traffic.chain_bytes},
                       {"gather-direct", row.traffic.direct_bytes}, {"ring", row.traffic.ring_bytes},
-                      {"switch", row.traffic.switch_bytes}};
+                      {"switch", row.traffic.switch_bytes},        {"pass-q", row.traffic.pass_q_bytes}};
     one["seconds"] = row.seconds;
     one["time_is"] = LabelOf(rates, row, table.ranks);
     one["most_of_it_is"] = scheduler::NameOf(row.bound);

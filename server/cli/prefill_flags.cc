@@ -77,12 +77,17 @@ absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::Attenti
                                   bool cache_on_its_gpu) {
   if (flags.prefill_exchange == "chain") return CheckChain(flags, table, cache_on_its_gpu);
   const bool switches = flags.prefill_exchange == "switch";
-  const bool direct = switches || flags.prefill_exchange == "gather-direct" || flags.prefill_exchange == "ring";
+  const bool asks = flags.prefill_exchange == "pass-q";
+  const bool direct = switches || asks || flags.prefill_exchange == "gather-direct" || flags.prefill_exchange == "ring";
   if (!direct && flags.prefill_exchange != "gather") return absl::OkStatus();
   if (on_gpu && flags.prefill_exchange == "ring")
     return InvalidArgument(
         "--prefill-exchange ring: K and V go round among compute workers on CPUs only; take gather-direct, or --device "
         "cpu");
+  if (on_gpu && asks)
+    return InvalidArgument(
+        "--prefill-exchange pass-q: compute workers on CPUs only ask each other about earlier tokens; take "
+        "gather-direct, or --device cpu");
   if (switches) DT_RETURN_IF_ERROR(CheckSwitch(flags, table, on_gpu));
   if (cache_on_its_gpu)
     return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,

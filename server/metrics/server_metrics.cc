@@ -166,15 +166,16 @@ class ServerMetrics::Impl {
   CounterPair prefix_asked_bytes_ = PrefillExchange("plane"), prefix_gathered_bytes_ = PrefillExchange("gather"),
               prefix_state_bytes_ = PrefillExchange("state"), prefix_chain_bytes_ = PrefillExchange("chain"),
               prefix_direct_bytes_ = PrefillExchange("gather-direct"), prefix_ring_bytes_ = PrefillExchange("ring"),
-              prefix_switch_bytes_ = PrefillExchange("switch");
+              prefix_switch_bytes_ = PrefillExchange("switch"), prefix_pass_q_bytes_ = PrefillExchange("pass-q");
   CounterPair PrefillExchange(const char* exchange) {
-    return make_.Counter("prefill_exchange_bytes_total", "",
-                         "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
-                         "partials (plane), K and V from attention workers (gather), from rank to rank "
-                         "(gather-direct) and round the ranks (ring), q, k, v and outputs of heads between ranks "
-                         "(switch), linear states by way of attention workers "
-                         "(state) and from rank to rank (chain).",
-                         {{"exchange", exchange}});
+    return make_.Counter(
+        "prefill_exchange_bytes_total", "",
+        "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
+        "partials (plane), K and V from attention workers (gather), from rank to rank "
+        "(gather-direct) and round the ranks (ring), q, k, v and outputs of heads between ranks "
+        "(switch), queries and partials between ranks (pass-q), linear states by way of attention workers "
+        "(state) and from rank to rank (chain).",
+        {{"exchange", exchange}});
   }
   struct PrefillSeconds {
     CounterPair predicted, measured, next_best, had_other;
@@ -195,7 +196,7 @@ class ServerMetrics::Impl {
     std::vector<std::pair<size_t, PrefillSeconds>> all;
     for (const LinearExchange linear : {LinearExchange::kStates, LinearExchange::kChain})
       for (const PrefixExchange softmax : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect,
-                                           PrefixExchange::kRing, PrefixExchange::kSwitch}) {
+                                           PrefixExchange::kRing, PrefixExchange::kSwitch, PrefixExchange::kPassQ}) {
         const proto::PrefillWay way{softmax, linear};
         all.emplace_back(IndexOf(way), PrefillSecondsOf(NameOf(way)));
       }
@@ -355,6 +356,7 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.prefix_direct_bytes_, now.prefix_direct_bytes, m.last_.prefix_direct_bytes);
   Grow(m.prefix_ring_bytes_, now.prefix_ring_bytes, m.last_.prefix_ring_bytes);
   Grow(m.prefix_switch_bytes_, now.prefix_switch_bytes, m.last_.prefix_switch_bytes);
+  Grow(m.prefix_pass_q_bytes_, now.prefix_pass_q_bytes, m.last_.prefix_pass_q_bytes);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   for (const auto& [way, seconds] : m.prefill_seconds_) {
     const scheduler::PrefillTimes &times = now.prefill_times[way], &last = m.last_.prefill_times[way];

@@ -34,6 +34,7 @@ TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
   uint64_t direct = 0;    // in which ranks gave each other K and V
   uint64_t ring = 0;      // in which these went round
   uint64_t switched = 0;  // in which ranks exchanged tokens for heads
+  uint64_t asked = 0;     // in which they asked each other
   for (uint64_t seed = first; seed <= last; ++seed) {
     const Scenario scenario = SomeScenario(seed, runner.models());
     const Outcome outcome = runner.Run(scenario);
@@ -55,17 +56,19 @@ TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
     direct += outcome.direct_bytes > 0 ? 1 : 0;
     ring += outcome.ring_bytes > 0 ? 1 : 0;
     switched += outcome.switch_bytes > 0 ? 1 : 0;
+    asked += outcome.pass_q_bytes > 0 ? 1 : 0;
   }
   std::printf(
       "seeds %llu..%llu: %llu tokens, %llu preemptions, %llu prefix tokens found, %llu prefill groups, K and V "
       "gathered in %llu, states crossed in %llu, from rank to rank in %llu, K and V in %llu, round "
-      "in %llu, heads in %llu\n",
+      "in %llu, heads in %llu, queries in %llu\n",
       static_cast<unsigned long long>(first), static_cast<unsigned long long>(last),
       static_cast<unsigned long long>(all.tokens), static_cast<unsigned long long>(all.preemptions),
       static_cast<unsigned long long>(all.prefix_hits), static_cast<unsigned long long>(all.prefill_groups),
       static_cast<unsigned long long>(gathered), static_cast<unsigned long long>(stateful),
       static_cast<unsigned long long>(chained), static_cast<unsigned long long>(direct),
-      static_cast<unsigned long long>(ring), static_cast<unsigned long long>(switched));
+      static_cast<unsigned long long>(ring), static_cast<unsigned long long>(switched),
+      static_cast<unsigned long long>(asked));
   if (only > 0) return;
   EXPECT_GT(all.preemptions, (last - first) / 10) << "the seeds are too tame to say anything";
   EXPECT_GT(all.prefix_hits, 10 * (last - first));
@@ -76,6 +79,7 @@ TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
   EXPECT_GT(direct, (last - first) / 20);
   EXPECT_GT(ring, (last - first) / 20);
   EXPECT_GT(switched, (last - first) / 20);
+  EXPECT_GT(asked, (last - first) / 20);
 }
 
 }  // namespace

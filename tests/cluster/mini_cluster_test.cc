@@ -254,16 +254,17 @@ void MiniClusterTest::DivideAmongWorkersThatComeAndGo(proto::PrefixExchange pref
   })) << stats.kv_blocks_in_use;
   EXPECT_GE(stats.scheduler.prefill_groups, 2u);
   // Once rates are known, parts of prompts are predicted: what was forced, and nothing else.
-  const bool direct = prefix == proto::PrefixExchange::kGatherDirect;
+  const bool direct = IsBetweenRanks(prefix);
   for (size_t e = 0; e < stats.scheduler.prefill_times.size(); ++e) {
     const proto::PrefillWay way = proto::WayAt(e);
     if (direct && way == proto::PrefillWay{proto::PrefixExchange::kGather}) continue;  // of parts that one worker took
     EXPECT_EQ(stats.scheduler.prefill_times[e].measured_s > 0, way == proto::PrefillWay{prefix}) << NameOf(way);
   }
   // What does not fit into a scratch is asked about in any case.
-  const bool gathers = direct || prefix == proto::PrefixExchange::kGather;
-  EXPECT_EQ(stats.scheduler.prefix_gathered_bytes > 0, gathers);
-  EXPECT_EQ(stats.scheduler.prefix_direct_bytes > 0, direct);
+  const bool gathers = prefix == proto::PrefixExchange::kGatherDirect || prefix == proto::PrefixExchange::kGather;
+  if (gathers || !direct) EXPECT_EQ(stats.scheduler.prefix_gathered_bytes > 0, gathers);
+  EXPECT_EQ(stats.scheduler.prefix_direct_bytes > 0, prefix == proto::PrefixExchange::kGatherDirect);
+  EXPECT_EQ(stats.scheduler.prefix_pass_q_bytes > 0, prefix == proto::PrefixExchange::kPassQ);
   EXPECT_TRUE(gathers || stats.scheduler.prefix_asked_bytes > 0) << stats.scheduler.prefix_asked_bytes;
 }
 
@@ -277,6 +278,10 @@ TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoGatherEarlierTokens) 
 
 TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoGiveEachOtherKeysAndValues) {
   DivideAmongWorkersThatComeAndGo(proto::PrefixExchange::kGatherDirect);
+}
+
+TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoAskEachOther) {
+  DivideAmongWorkersThatComeAndGo(proto::PrefixExchange::kPassQ);
 }
 
 // The small worker holds 320 tokens, the large one 640. While the first request fills the large one, the second begins

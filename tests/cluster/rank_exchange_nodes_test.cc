@@ -200,6 +200,7 @@ class RankExchangeNodes : public testing::TestWithParam<Kind> {
     EXPECT_EQ(stats.prefix_direct_bytes > 0, GetParam().exchange == proto::PrefixExchange::kGatherDirect);
     EXPECT_EQ(stats.prefix_ring_bytes > 0, GetParam().exchange == proto::PrefixExchange::kRing);
     EXPECT_EQ(stats.prefix_switch_bytes > 0, GetParam().exchange == proto::PrefixExchange::kSwitch);
+    EXPECT_EQ(stats.prefix_pass_q_bytes > 0, GetParam().exchange == proto::PrefixExchange::kPassQ);
   }
 
   // As one compute worker alone gives it.
@@ -248,7 +249,9 @@ TEST_P(RankExchangeNodes, ARankDiesAtEveryFrameAndNoBitDiffers) {
 TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateAndTwice) {
   uint64_t groups = 0;
   // Where all ranks end together, no group begins while the last ranks of another are at work.
-  const uint64_t seeds = GetParam().exchange == proto::PrefixExchange::kSwitch ? 8 : 4;
+  const bool together =
+      GetParam().exchange == proto::PrefixExchange::kSwitch || GetParam().exchange == proto::PrefixExchange::kPassQ;
+  const uint64_t seeds = together ? 8 : 4;
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Cluster cluster(model_, GetParam().exchange, 4, seed);
@@ -315,7 +318,7 @@ TEST_P(RanksThatGiveBack, ARankDiesAtEveryFrameAndNoBitDiffers) {
 }
 
 constexpr auto kDirect = proto::PrefixExchange::kGatherDirect, kRing = proto::PrefixExchange::kRing,
-               kSwitch = proto::PrefixExchange::kSwitch;
+               kSwitch = proto::PrefixExchange::kSwitch, kPassQ = proto::PrefixExchange::kPassQ;
 
 INSTANTIATE_TEST_SUITE_P(
     Models, RankExchangeNodes,
@@ -327,6 +330,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"softmax_switch", FourHeads, kSwitch, false},
                     Kind{"windows_switch", WindowsOfThreeHeads, kSwitch, false},
                     Kind{"gated_delta_switch", HybridOfFourHeads, kSwitch},
+                    Kind{"softmax_pass_q", Softmax, kPassQ, false}, Kind{"windows_pass_q", Windows, kPassQ, false},
+                    Kind{"gated_delta_pass_q", Hybrid<TinyGatedDeltaConfig>, kPassQ},
                     Kind{"gated_delta_direct", Hybrid<TinyGatedDeltaConfig>, kDirect},
                     Kind{"lightning_direct", Hybrid<TinyLightningConfig>, kDirect}),
     [](const auto& info) { return std::string(info.param.name); });

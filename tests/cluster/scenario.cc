@@ -157,6 +157,9 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
       scenario.step_tokens = std::max(scenario.step_tokens, groups.Of(64, 200));
     }
   }
+  Dice asks(seed ^ 0x9a55);
+  if (scenario.prefix && IsBetweenRanks(*scenario.prefix) && asks.OneIn(6))
+    scenario.prefix = proto::PrefixExchange::kPassQ;
   Dice pieces(seed ^ 0x91ece);
   if (!pieces.OneIn(3)) scenario.gather_piece = 1 << pieces.Of(6, 15);
   for (int i = dice.Of(1, 6); i > 0; --i)
@@ -202,7 +205,7 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
   change(&Scenario::prompt_tokens, 16);
   change(&Scenario::gather_piece, 2 << 20);
   change(&Scenario::prefix, std::optional(proto::PrefixExchange::kAsk));
-  if (scenario.prefix == proto::PrefixExchange::kRing || scenario.prefix == proto::PrefixExchange::kSwitch)
+  if (scenario.prefix && IsBetweenRanks(*scenario.prefix))
     change(&Scenario::prefix, std::optional(proto::PrefixExchange::kGatherDirect));
   change(&Scenario::chain, false);
   if (!scenario.chain) change(&Scenario::linear_prompts, false);

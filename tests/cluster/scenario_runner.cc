@@ -303,6 +303,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
   outcome.direct_bytes = stats.scheduler.prefix_direct_bytes;
   outcome.ring_bytes = stats.scheduler.prefix_ring_bytes;
   outcome.switch_bytes = stats.scheduler.prefix_switch_bytes;
+  outcome.pass_q_bytes = stats.scheduler.prefix_pass_q_bytes;
   return outcome;
 }
 

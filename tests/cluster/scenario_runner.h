@@ -13,7 +13,7 @@ namespace dovetail::test {
 struct Outcome {
   std::string difference;  // from each request alone; empty: none
   uint64_t tokens = 0, preemptions = 0, prefix_hits = 0, prefill_groups = 0, gathered_bytes = 0, state_bytes = 0,
-           chain_bytes = 0, direct_bytes = 0, ring_bytes = 0, switch_bytes = 0;
+           chain_bytes = 0, direct_bytes = 0, ring_bytes = 0, switch_bytes = 0, pass_q_bytes = 0;
 };
 
 // Runs scenarios over the embedded cluster and compares every choice of every request, to the bit, with the same

@@ -118,6 +118,8 @@ class ComputeWorkerCoreTest : public ::testing::Test {
   static std::string Line(const SendRankAttended& a) { return absl::StrCat("attended ", a.op); }
   static std::string Line(const SendRankHeads& a) { return absl::StrCat("heads ", a.op); }
   static std::string Line(const AttendHeads& a) { return absl::StrCat("heads ", a.op, " of ", a.rank); }
+  static std::string Line(const SendRankQueries& a) { return absl::StrCat("queries ", a.op); }
+  static std::string Line(const AttendQueries& a) { return absl::StrCat("queries ", a.op, " of ", a.rank); }
   static std::string Line(const SendRankOutputs& a) { return absl::StrCat("outputs ", a.op); }
   static std::string Line(const PlaceRankOutputs& a) { return absl::StrCat("outputs ", a.op, " of ", a.rank); }
   static std::string Line(const Sample&) { return "sample"; }

@@ -5,6 +5,7 @@
 #include "compute_worker/last_rows.h"
 #include "gtest/gtest.h"
 #include "proto/head_switch.h"
+#include "proto/pass_q.h"
 #include "tests/compute_worker/small_spec.h"
 
 namespace dovetail::compute {
@@ -89,6 +90,16 @@ std::vector<std::byte> OutputsOf(const proto::AttentionTable& table, int op, con
                  from, op);
 }
 
+std::vector<std::byte> QueriesOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts,
+                                 int from, int to) {
+  return BytesOf(proto::PassQQueryBytes(table.softmax(table.op_group[op]), cuts, from, to), from, op);
+}
+
+std::vector<std::byte> PartialsOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts,
+                                  int from, int to) {
+  return BytesOf(proto::PassQPartialBytes(table.softmax(table.op_group[op]), cuts, to, from), from, op);
+}
+
 proto::StepPlan RankPlan(const proto::AttentionTable& table, int rank, const std::vector<Position>& cuts,
                          uint64_t group, proto::PrefixExchange exchange, proto::LinearExchange linear) {
   const int ranks = static_cast<int>(cuts.size()) - 1;
@@ -117,6 +128,7 @@ FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt
              .rank_rows = true,
              .rank_ring = true,
              .rank_switch = true,
+             .rank_queries = true,
              .key_values_in_flight = hand_over_at_end ? table.op_count() : 4,
              .hand_over_at_end = hand_over_at_end}) {
   core_.AddAttentionWorker({WorkerId(0), kEpoch, NodeId(10)});
@@ -155,6 +167,8 @@ void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deq
   if (std::holds_alternative<RunDense>(action)) events.push_back(DenseDone{id_});
   if (const auto* attend = std::get_if<AttendPrompts>(&action)) {
     Note(attend->op);
+    const bool softmax = core_.table().linear(core_.table().op_group[attend->op]) == nullptr;
+    if (AsksRanks() && softmax) op_at_[core_.PlaceOfKeys(id_, attend->op)] = attend->op;
     events.push_back(DenseDone{id_});
   }
   if (const auto* attend = std::get_if<AttendShard>(&action)) {
@@ -179,6 +193,7 @@ void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deq
                          RowsOf(core_.table(), send->rank, send->op, entry.ctx_len + receiver.first_row, end)});
     }
   PerformSwitch(action, events, sent);
+  PerformPassQ(action, events, sent);
   if (const auto* keep = std::get_if<KeepRankRows>(&action)) {
     const bool kept = keeps && core_.PartToKeepIn(keep->micro_batch, keep->step) != nullptr;
     if (kept) kept_.push_back({keep->op, keep->rank, {keep->rows.bytes.begin(), keep->rows.bytes.end()}});
@@ -211,12 +226,35 @@ void FakeRank::PerformSwitch(const Action& action, std::deque<Event>& events, st
     heads_.push_back({attend->op, attend->rank, {rows.begin(), rows.end()}});
     events.push_back(DenseDone{id_});
   }
-  if (const auto* send = std::get_if<SendRankOutputs>(&action))
-    sent.push_back({rank_of(send->to), RankOutputsArrived{send->to.step, send->to.micro_batch, send->op, send->rank,
-                                                          OutputsOf(core_.table(), send->op, CutsOf(core_.PlanOf(id_)),
-                                                                    send->rank, rank_of(send->to))}});
+  if (const auto* send = std::get_if<SendRankOutputs>(&action)) {
+    const std::vector<Position> cuts = CutsOf(core_.PlanOf(id_));
+    const int to = rank_of(send->to);
+    sent.push_back({to, RankOutputsArrived{send->to.step, send->to.micro_batch, send->op, send->rank,
+                                           AsksRanks() ? PartialsOf(core_.table(), send->op, cuts, send->rank, to)
+                                                       : OutputsOf(core_.table(), send->op, cuts, send->rank, to)}});
+  }
   if (const auto* place = std::get_if<PlaceRankOutputs>(&action))
     placed_.push_back({place->op, place->rank, {place->outputs.bytes.begin(), place->outputs.bytes.end()}});
+}
+
+bool FakeRank::AsksRanks() const { return core_.PlanOf(id_).entries[0].exchange == proto::PrefixExchange::kPassQ; }
+
+void FakeRank::PerformPassQ(const Action& action, std::deque<Event>& events, std::vector<ToRank>& sent) {
+  if (const auto* send = std::get_if<SendRankQueries>(&action))
+    for (const SendRankQueries::Receiver& receiver : send->receivers) {
+      const int to = static_cast<int>(receiver.to.worker.value());
+      std::vector<std::byte> q = QueriesOf(core_.table(), send->op, CutsOf(core_.PlanOf(id_)), send->rank, to);
+      const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[send->op]);
+      EXPECT_EQ(q.size(), static_cast<size_t>(receiver.rows * spec.query_heads * spec.key_dim) * SizeOf(spec.kv));
+      sent.push_back(
+          {to, RankHeadsArrived{receiver.to.step, receiver.to.micro_batch, send->op, send->rank, std::move(q)}});
+    }
+  if (const auto* attend = std::get_if<AttendQueries>(&action)) {
+    EXPECT_EQ(op_at_[core_.PlaceOfKeys(id_, attend->op)], attend->op) << "its K and V are kept";
+    const auto rows = core_.RankHeads(id_, attend->op, attend->rank);
+    queries_.push_back({attend->op, attend->rank, {rows.begin(), rows.end()}});
+    events.push_back(DenseDone{id_});
+  }
 }
 
 void FakeRank::Note(int op) {

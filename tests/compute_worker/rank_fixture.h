@@ -46,18 +46,22 @@ class FakeRank {
     std::vector<std::byte> rows;
   };
   const std::vector<Heads>& heads() const { return heads_; }
+  // With pass-q: queries of later ranks, as they were attended to. `placed` has what came back for its own.
+  const std::vector<Heads>& queries() const { return queries_; }
   const std::vector<Heads>& placed() const { return placed_; }
   const std::vector<int>& handed_over() const { return handed_over_; }  // ops whose k and v, or states, have gone
   std::vector<std::string> errors() const;
   void Clear() {
     ran_.clear(), from_.clear(), results_.clear(), shards_.clear(), kept_.clear();
-    heads_.clear(), placed_.clear();
+    heads_.clear(), placed_.clear(), queries_.clear();
   }
   ComputeWorkerCore& core() { return core_; }
 
  private:
   void Perform(const Action& action, std::deque<Event>& events, std::deque<Event>& frames, std::vector<ToRank>& sent);
   void PerformSwitch(const Action& action, std::deque<Event>& events, std::vector<ToRank>& sent);
+  void PerformPassQ(const Action& action, std::deque<Event>& events, std::vector<ToRank>& sent);
+  bool AsksRanks() const;
   void Note(int op);
   void AnswerStates(int op, std::deque<Event>& frames);
   void AnswerWith(int op, int64_t bytes, std::deque<Event>& frames);
@@ -70,7 +74,8 @@ class FakeRank {
   std::vector<std::vector<std::byte>> from_;
   std::vector<proto::StepResult> results_;
   std::vector<Shard> shards_, kept_;
-  std::vector<Heads> heads_, placed_;
+  std::vector<Heads> heads_, placed_, queries_;
+  int op_at_[kRankOpsAhead] = {-1, -1, -1, -1};  // whose K and V lie in each place
   std::vector<int> handed_over_;
 };
 
@@ -87,6 +92,12 @@ std::vector<std::byte> HeadsOf(const proto::AttentionTable& table, int op, const
                                int to);
 std::vector<std::byte> OutputsOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts,
                                  int from, int to);
+
+// With pass-q and those cuts: q of rank `from` for what rank `to` has, and what that gives back. Likewise.
+std::vector<std::byte> QueriesOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts,
+                                 int from, int to);
+std::vector<std::byte> PartialsOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts,
+                                  int from, int to);
 
 // The plan of a rank: `cuts` say where the ranks begin, and the end; the group's step is `group`, and rank r has the
 // one r later.

@@ -186,6 +186,7 @@ Moved CompareWithThePlanner(proto::PrefixExchange exchange) {
                                                                    .group_end = cuts.back(),
                                                                    .rank = r,
                                                                    .ranks = ranks,
+                                                                   .cuts = cuts,
                                                                    .exchange = exchange,
                                                                    .held = held[r],
                                                                    .scratch_blocks = blocks[r],
@@ -224,6 +225,14 @@ TEST(RankRing, RanksMoveAndKeepWhatThePlannerCounts) {
 
 TEST(RankSwitch, RanksMoveAndKeepWhatThePlannerCounts) {
   const Moved moved = CompareWithThePlanner(proto::PrefixExchange::kSwitch);
+  EXPECT_GT(moved.direct, 400) << "all of them";
+  EXPECT_GT(moved.gathered, 50) << "by rank 0, of the first segment";
+  EXPECT_GT(moved.asked, 300) << "what lies before the group";
+  EXPECT_EQ(moved.none, 0);
+}
+
+TEST(RankPassQ, RanksMoveAndKeepWhatThePlannerCounts) {
+  const Moved moved = CompareWithThePlanner(proto::PrefixExchange::kPassQ);
   EXPECT_GT(moved.direct, 400) << "all of them";
   EXPECT_GT(moved.gathered, 50) << "by rank 0, of the first segment";
   EXPECT_GT(moved.asked, 300) << "what lies before the group";

@@ -62,6 +62,12 @@ class PartedRanksTest(unittest.TestCase):
     def test_so_it_is_where_k_and_v_go_round(self):
         self.one_serves_on("ring")
 
+    def test_so_it_is_where_tokens_are_exchanged_for_heads(self):
+        self.one_serves_on("switch")
+
+    def test_so_it_is_where_ranks_ask_each_other(self):
+        self.one_serves_on("pass-q")
+
     def one_serves_on(self, exchange):
         scheduler = self.start(exchange)
         with processes.Load(self.cluster.url, REQUESTS) as load:

@@ -239,12 +239,12 @@ TEST(PrefillGroup, ARankWithoutAResultInTimeIsDismissed) {
 }
 
 // Each rank waits for all others: which of them is at fault shows once they are withdrawn.
-TEST(PrefillGroup, OfRanksThatSwitchHeadsTheOneThatHangsIsDismissed) {
+void ExpectTheHungRankIsDismissed(proto::PrefixExchange exchange) {
   for (const int hung : {0, 1, 2}) {
     ClusterOptions options = GroupCluster(3);
     options.scheduler.step_timeout = absl::Milliseconds(300);
     options.scheduler.attention = SmallTable(/*ops=*/2, /*kv_heads=*/3);
-    options.scheduler.prefill_exchange = proto::PrefixExchange::kSwitch;
+    options.scheduler.prefill_exchange = exchange;
     FakeCluster cluster(options);
     const RequestId id = cluster.Submit(Ask(1500, 12));
     cluster.HangRank(hung);
@@ -253,6 +253,14 @@ TEST(PrefillGroup, OfRanksThatSwitchHeadsTheOneThatHangsIsDismissed) {
     ExpectUndisturbed(cluster, id);
     ExpectClean(cluster);
   }
+}
+
+TEST(PrefillGroup, OfRanksThatSwitchHeadsTheOneThatHangsIsDismissed) {
+  ExpectTheHungRankIsDismissed(proto::PrefixExchange::kSwitch);
+}
+
+TEST(PrefillGroup, OfRanksThatAskEachOtherTheOneThatHangsIsDismissed) {
+  ExpectTheHungRankIsDismissed(proto::PrefixExchange::kPassQ);
 }
 
 // As many ranks as KV heads, whatever was asked for.

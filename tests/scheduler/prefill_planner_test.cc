@@ -293,6 +293,20 @@ TEST_F(DirectPlannerTest, RanksExchangeTokensForHeadsWhereAttentionIsMostOfIt) {
   EXPECT_NE(choose(3).forecast.exchange, PrefixExchange::kSwitch) << "there are two KV heads";
 }
 
+// The first one attends to least for itself, and for the other one to all it has.
+TEST_F(DirectPlannerTest, RanksThatAskEachOtherHaveEqualPartsAndKeepNothing) {
+  PrefillPlannerOptions asked = options_;
+  asked.exchange = PrefixExchange::kPassQ;
+  asked.choose_ranks = false;
+  PrefillPlanner planner(table_, asked);
+  LearnGiving(planner, 2, /*rows=*/true);
+  const PrefillChoice choice = planner.Choose(Prompt(1024), Free(2), 2);
+  EXPECT_EQ(choice.forecast.exchange, PrefixExchange::kPassQ);
+  EXPECT_GT(choice.forecast.predicted_s, 0);
+  EXPECT_THAT(choice.cuts, ElementsAre(0, 512, 1024));
+  EXPECT_TRUE(planner.HeldAfter(Prompt(1024), Free(2)[0], choice.tokens(0), PrefixExchange::kPassQ).empty());
+}
+
 TEST_F(DirectPlannerTest, TheRateOfALinkIsLearntFromItsSenderAndASlowOneIsNotTaken) {
   PrefillPlanner planner(table_, options_);
   LearnGiving(planner, 2, /*rows=*/true);

@@ -18,17 +18,17 @@ proto::SoftmaxSpec Softmax(int query_heads, int kv_heads, int dim) {
 TEST(PrefillVolume, FormulasGiveTheWorkedNumbers) {
   struct Case {
     proto::SoftmaxSpec spec;
-    int64_t hidden, ranks, ring, heads, pass_q, tensor_parallel;
+    int64_t hidden, ranks, ring, heads, pass_q, tensor_parallel;  // pass-q: of one subtree for each earlier rank
   };
   const std::vector<Case> cases = {
-      {Softmax(32, 8, 128), 4096, 4, 384, 480, 1548, 3072},     // Llama-3.1-8B
-      {Softmax(32, 8, 128), 4096, 8, 448, 280, 1806, 3584},     //
-      {Softmax(32, 32, 128), 4096, 4, 1536, 768, 1548, 3072},   // Llama-2-7B
-      {Softmax(64, 8, 128), 8192, 4, 384, 864, 3096, 6144},     // Llama-3.1-70B
-      {Softmax(64, 8, 128), 8192, 8, 448, 504, 3612, 7168},     //
-      {Softmax(128, 8, 128), 16384, 8, 448, 952, 7224, 14336},  // Llama-3.1-405B
-      {Softmax(64, 4, 128), 4096, 4, 192, 816, 3096, 3072},     // Qwen3-235B
-      {Softmax(16, 2, 256), 2048, 4, 192, 480, 1542, 1536},     // Qwen3-Next: KV heads replicated
+      {Softmax(32, 8, 128), 4096, 4, 384, 480, 1560, 3072},     // Llama-3.1-8B
+      {Softmax(32, 8, 128), 4096, 8, 448, 280, 1820, 3584},     //
+      {Softmax(32, 32, 128), 4096, 4, 1536, 768, 1560, 3072},   // Llama-2-7B
+      {Softmax(64, 8, 128), 8192, 4, 384, 864, 3120, 6144},     // Llama-3.1-70B
+      {Softmax(64, 8, 128), 8192, 8, 448, 504, 3640, 7168},     //
+      {Softmax(128, 8, 128), 16384, 8, 448, 952, 7280, 14336},  // Llama-3.1-405B
+      {Softmax(64, 4, 128), 4096, 4, 192, 816, 3120, 3072},     // Qwen3-235B
+      {Softmax(16, 2, 256), 2048, 4, 192, 480, 1548, 1536},     // Qwen3-Next: KV heads replicated
   };
   for (const Case& c : cases) {
     const PromptShape shape{.new_tokens = 131072, .ranks = c.ranks};
@@ -145,6 +145,21 @@ TEST(PrefillTable, ASwitchThatIsBuiltMovesWhatTheFormulaSays) {
   }
 }
 
+// In one group. The last rank gets partials of all tokens before it, the first one queries of all after it.
+TEST(PrefillTable, QueriesToRanksMoveWhatTheFormulaSays) {
+  for (const int ranks : {2, 4, 8}) {
+    PrefillTableInput input = Llama(ranks, 450e9);
+    input.max_step_tokens = static_cast<int>(input.new_tokens);
+    const PrefillTableRow row = RowOf(MakePrefillTable(input), "pass-q");
+    EXPECT_TRUE(row.built);
+    const PromptShape shape{.new_tokens = input.new_tokens, .ranks = ranks};
+    EXPECT_EQ(row.rank_bytes, 32 * PassQBytes(Softmax(32, 8, 128), shape));
+    const int64_t pairs = int64_t{ranks} * (ranks - 1) / 2, rows = input.new_tokens / ranks * 32;
+    EXPECT_EQ(row.traffic.pass_q_bytes, 32 * pairs * rows * (128 * 2 + 130 * 4)) << "each asks all before it";
+    EXPECT_EQ(row.total_bytes, row.traffic.pass_q_bytes);
+  }
+}
+
 TEST(PrefillTable, MoreRanksThanHeadsCannotSwitch) {
   const auto rows = MakePrefillTable(Llama(64, 450e9));
   EXPECT_EQ(rows.back().softmax, "switch");
@@ -159,9 +174,9 @@ TEST(PrefillTable, HybridsCombineBothKindsOfLayer) {
   input.attention = *proto::AttentionTable::Build({linear, linear, linear, Softmax(16, 2, 256)},
                                                   std::vector<proto::LinearConstants>(4));
   const auto rows = MakePrefillTable(input);
-  EXPECT_EQ(rows.size(), 6u + (4 * 4 - 2) + 1) << "six are built, two of which are of two direct exchanges";
+  EXPECT_EQ(rows.size(), 7u + (4 * 4 - 3) + 1) << "seven are built, three of which are of two direct exchanges";
   input.ranks = 2;
-  EXPECT_EQ(MakePrefillTable(input).size(), 7u + (4 * 4 - 3) + 1)
+  EXPECT_EQ(MakePrefillTable(input).size(), 8u + (4 * 4 - 4) + 1)
       << "with as many KV heads as ranks the switch is, too";
   for (const PrefillTableRow& row : rows)
     if (row.softmax == "ring" && row.linear == "state-gather") EXPECT_EQ(row.rank_bytes, (192 + 3 * 12) * kMiB);

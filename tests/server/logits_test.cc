@@ -56,7 +56,7 @@ class LogitsOverRanks : public testing::Test {
   }
 
   static bool IsDirect(const std::string& exchange) {
-    return exchange == "gather-direct" || exchange == "ring" || exchange == "switch";
+    return exchange == "gather-direct" || exchange == "ring" || exchange == "switch" || exchange == "pass-q";
   }
 
   // What `dovetail plan-prefill` says of the same prompt.
@@ -89,7 +89,7 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
     const size_t values = static_cast<size_t>(family.tokens) * family.vocabulary;
     ASSERT_EQ(alone.size(), 128u + values * sizeof(float)) << family.name;
     EXPECT_FALSE(said_alone.contains("prefill"));
-    for (const std::string exchange : {"plane", "gather", "gather-direct", "ring", "switch", "chain"}) {
+    for (const std::string exchange : {"plane", "gather", "gather-direct", "ring", "switch", "pass-q", "chain"}) {
       if (exchange == "chain" && !family.hybrid) continue;  // there are no states
       for (const int ranks : {1, 2, 3}) {
         if (exchange == "switch" && ranks > family.kv_heads) continue;
@@ -104,7 +104,7 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
         const bool direct = IsDirect(exchange);
         EXPECT_EQ(prefill["bytes"]["plane"] > 0, ranks > 1 && (exchange == "plane" || exchange == "chain"));
         EXPECT_EQ(prefill["bytes"]["gather"] > 0, ranks > 1 && exchange == "gather");
-        for (const char* between : {"gather-direct", "ring", "switch"})
+        for (const char* between : {"gather-direct", "ring", "switch", "pass-q"})
           EXPECT_EQ(prefill["bytes"][between] > 0, ranks > 1 && exchange == between);
         EXPECT_EQ(prefill["bytes"]["state"] > 0, family.hybrid);
         EXPECT_EQ(prefill["bytes"]["chain"] > 0, ranks > 1 && family.hybrid && (direct || exchange == "chain"));
