@@ -42,6 +42,21 @@ static void PrepareQueryI8(const void* q, int key_dim, void* out) {
   memcpy(static_cast<std::byte*>(out) + static_cast<size_t>(key_dim) * 2, &scale, 4);
 }
 
+// What is asked for meanwhile: the whole next block, keys and values, since reading it takes as long as this one's
+// arithmetic. The first cache holds two blocks of int8, which it does not of bf16.
+struct NextBlock {
+  explicit NextBlock(const SegmentTask& task)
+      : next(reinterpret_cast<const char*>(task.next_keys)),
+        end(next == nullptr ? next : next + (task.key_dim + task.value_stride) * 64 + kScaleBytes) {}
+  DT_MEMBER_INLINE void Ask(int lines) {
+    const char* const until = end - next < lines * 64 ? end : next + lines * 64;
+    for (; next < until; next += 64) _mm_prefetch(next, _MM_HINT_T0);
+  }
+  const char* next;
+  const char* const end;
+};
+constexpr int kLinesAStep = 2, kLinesARow = 16, kLinesAPair = 4;
+
 // A segment's, as floats. Those of tokens that are not there may be anything.
 struct ScalesI8 {
   alignas(64) float keys[64];
@@ -56,11 +71,10 @@ DT_INLINE void LoadScales(const SegmentTask& task, ScalesI8& scales) {
 }
 
 template <int R, int G, bool kPrefetch>
-DT_INLINE void ScoreTileI8(const SegmentTask& task, const float* key_scales, int row, int group) {
+DT_INLINE void ScoreTileI8(const SegmentTask& task, NextBlock& next, const float* key_scales, int row, int group) {
   const int group_bytes = task.key_dim * 16;
   const std::byte* keys = task.keys + group * group_bytes;
   const int steps = task.key_dim / 2;
-  Prefetcher prefetcher(task.values, task.value_stride * 64 + kScaleBytes, steps);
   I32x16 acc[R][G];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -68,7 +82,7 @@ DT_INLINE void ScoreTileI8(const SegmentTask& task, const float* key_scales, int
     for (int g = 0; g < G; ++g) acc[r][g] = ZeroI32();
   }
   for (int i = 0; i < steps; ++i) {
-    if constexpr (kPrefetch) prefetcher.Step();
+    if constexpr (kPrefetch) next.Ask(kLinesAStep);
     I16x32 k[G];
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) k[g] = WidenI8(keys + g * group_bytes + i * 32);
@@ -93,22 +107,24 @@ DT_INLINE void ScoreTileI8(const SegmentTask& task, const float* key_scales, int
 }
 
 template <int R, bool kPrefetch>
-DT_INLINE void ScoreGroupsI8(const SegmentTask& task, const float* key_scales, int row, int group, int group_end) {
+DT_INLINE void ScoreGroupsI8(const SegmentTask& task, NextBlock& next, const float* key_scales, int row, int group,
+                             int group_end) {
   constexpr int kG = kTileVectors;
   if (group + kG <= group_end) {
-    ScoreTileI8<R, kG, kPrefetch>(task, key_scales, row, group);
+    ScoreTileI8<R, kG, kPrefetch>(task, next, key_scales, row, group);
     group += kG;
   }
-  for (; group + kG <= group_end; group += kG) ScoreTileI8<R, kG, false>(task, key_scales, row, group);
-  for (; group < group_end; ++group) ScoreTileI8<R, 1, false>(task, key_scales, row, group);
+  for (; group + kG <= group_end; group += kG) ScoreTileI8<R, kG, false>(task, next, key_scales, row, group);
+  for (; group < group_end; ++group) ScoreTileI8<R, 1, false>(task, next, key_scales, row, group);
 }
 
 template <int R>
-static void ScoreRowsI8(const SegmentTask& task, const float* key_scales, int row, int group_begin, int group_end) {
+static void ScoreRowsI8(const SegmentTask& task, NextBlock& next, const float* key_scales, int row, int group_begin,
+                        int group_end) {
   if (row == 0) {
-    ScoreGroupsI8<R, true>(task, key_scales, row, group_begin, group_end);
+    ScoreGroupsI8<R, true>(task, next, key_scales, row, group_begin, group_end);
   } else {
-    ScoreGroupsI8<R, false>(task, key_scales, row, group_begin, group_end);
+    ScoreGroupsI8<R, false>(task, next, key_scales, row, group_begin, group_end);
   }
 }
 
@@ -160,7 +176,7 @@ DT_INLINE void WeighRow(float* scores, const float* value_scales, int begin, int
 
 // o[r][vector..] = the sum over the pairs of tokens [begin, end) of R rows and J vectors of 16 value elements.
 template <int R, int J, bool kPrefetch>
-DT_INLINE void ValueTileI8(const SegmentTask& task, int row, int vector, int begin, int end) {
+DT_INLINE void ValueTileI8(const SegmentTask& task, NextBlock& next, int row, int vector, int begin, int end) {
   I32x16 acc[R][J];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -170,9 +186,8 @@ DT_INLINE void ValueTileI8(const SegmentTask& task, int row, int vector, int beg
   const int pair_bytes = task.value_stride * 2;
   const std::byte* values = task.values + vector * 32;
   const float* const scores = task.scores + row * 64;
-  Prefetcher prefetcher(task.next_keys, task.key_dim * 64, 32);
   for (int t = begin; t < end; ++t) {
-    if constexpr (kPrefetch) prefetcher.Step();
+    if constexpr (kPrefetch) next.Ask(kLinesAPair);
     I16x32 v[J];
 #pragma GCC unroll 8
     for (int j = 0; j < J; ++j) v[j] = WidenI8(values + t * pair_bytes + j * 32);
@@ -192,16 +207,16 @@ DT_INLINE void ValueTileI8(const SegmentTask& task, int row, int vector, int beg
 }
 
 template <int R>
-static void ValueRowsI8(const SegmentTask& task, int row, int begin, int end) {
+static void ValueRowsI8(const SegmentTask& task, NextBlock& next, int row, int begin, int end) {
   constexpr int kJ = kTileVectors;
   const int vectors = task.value_stride / 16;
   int j = 0;
-  if (row == 0 && task.next_keys != nullptr && kJ <= vectors) {
-    ValueTileI8<R, kJ, true>(task, row, j, begin, end);
+  if (row == 0 && kJ <= vectors) {
+    ValueTileI8<R, kJ, true>(task, next, row, j, begin, end);
     j += kJ;
   }
-  for (; j + kJ <= vectors; j += kJ) ValueTileI8<R, kJ, false>(task, row, j, begin, end);
-  for (; j < vectors; ++j) ValueTileI8<R, 1, false>(task, row, j, begin, end);
+  for (; j + kJ <= vectors; j += kJ) ValueTileI8<R, kJ, false>(task, next, row, j, begin, end);
+  for (; j < vectors; ++j) ValueTileI8<R, 1, false>(task, next, row, j, begin, end);
 }
 
 // Calls visit.operator()<R>(row) for all rows, kTileI8 at a time, then for the rest.
@@ -222,14 +237,17 @@ static void AttendSegmentI8(const SegmentTask& task) {
     if (task.begin[r] < first) first = task.begin[r];
     if (task.end[r] > last) last = task.end[r];
   }
+  NextBlock next(task);
   ScalesI8 scales;
   LoadScales(task, scales);
-  ForTilesI8(task.rows, [&]<int R>(int row) { ScoreRowsI8<R>(task, scales.keys, row, first / 16, (last + 15) / 16); });
+  ForTilesI8(task.rows,
+             [&]<int R>(int row) { ScoreRowsI8<R>(task, next, scales.keys, row, first / 16, (last + 15) / 16); });
   for (int r = 0; r < task.rows; ++r) {
     float* partial = task.partial[r] + task.value_stride;
+    next.Ask(kLinesARow);
     WeighRow(task.scores + r * 64, scales.values, task.begin[r], task.end[r], partial, partial + 1);
   }
-  ForTilesI8(task.rows, [&]<int R>(int row) { ValueRowsI8<R>(task, row, first / 2, (last + 1) / 2); });
+  ForTilesI8(task.rows, [&]<int R>(int row) { ValueRowsI8<R>(task, next, row, first / 2, (last + 1) / 2); });
 }
 
 }  // namespace dovetail::kernels::DT_ISA_NS
