@@ -18,9 +18,9 @@ enum class KvStorage : uint8_t {
   kE4M3 = 1,    // 8 bits, one of sign, four of exponent, three of mantissa, rounded to nearest, cut off at 448. On GPUs
 };
 
-// What an AttentionWorkerCore asks for, done on a device over one arena of KV blocks. Owned by the node's event loop,
-// which calls it in the order of the core's actions. The per-op functions neither allocate nor lock once PrepareStep
-// has grown the buffers.
+// What an AttentionWorkerCore asks for, done on a device over one arena of KV blocks. The per-op functions neither
+// allocate nor lock once PrepareStep has grown the buffers.
+// Threads: reactor-owned, which calls it in the order of the core's actions.
 class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;

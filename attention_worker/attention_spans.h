@@ -13,7 +13,8 @@ namespace dovetail::attention {
 // What an attention worker records of sequences whose traces are sampled: "attention.prefill" for its part of a step
 // with tokens of a prompt, "attention.receive" for what a move brings, "attention.decode" by second. From the step's
 // begin here until its last op is answered. Reads the frames that the node gives it; without a sink, or while no such
-// sequence is known, it does nothing. Of the node's event loop.
+// sequence is known, it does nothing.
+// Threads: reactor-owned.
 class AttentionSpans {
  public:
   void SetSink(SpanSink* sink) { sink_ = sink; }  // outlives this

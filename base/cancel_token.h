@@ -4,7 +4,8 @@
 namespace dovetail {
 
 // Says that the result of some work is not wanted any more. What does the work looks at it now and then, and ends with
-// kCancelled. Once cancelled it stays so. Thread-safe.
+// kCancelled. Once cancelled it stays so.
+// Threads: thread-safe.
 class CancelToken {
  public:
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }

@@ -14,7 +14,8 @@ namespace dovetail {
 int64_t CertificateEnd(const std::string& pem_file);
 
 // Knows when a file's certificate ends, also once another has replaced it: a thread of its own looks every kEvery, so
-// that no caller waits for a disk. Thread-safe.
+// that no caller waits for a disk.
+// Threads: thread-safe.
 class CertificateWatch {
  public:
   static constexpr absl::Duration kEvery = absl::Seconds(10);

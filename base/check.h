@@ -3,7 +3,8 @@
 
 // DT_CHECK(condition) and DT_CHECK(condition, "message with ", parts): a broken invariant is a bug. On in release
 // builds too: prints the file, the condition and the message and aborts. Never used for what a user, file or peer can
-// cause. Thread-safe.
+// cause.
+// Threads: thread-safe.
 
 #include "absl/strings/str_cat.h"
 

@@ -3,7 +3,8 @@
 
 namespace dovetail {
 
-// Where shells get the time; cores get it as an argument. Thread-safe.
+// Where shells get the time; cores get it as an argument.
+// Threads: thread-safe.
 class Clock {
  public:
   virtual ~Clock() = default;

@@ -5,8 +5,8 @@
 
 namespace dovetail {
 
-// Whether two secrets of equal length are equal. How long it takes says nothing about where they differ. Pure;
-// thread-safe.
+// Whether two secrets of equal length are equal. How long it takes says nothing about where they differ.
+// Threads: pure.
 template <typename Byte, size_t kBytes>
 bool EqualInConstantTime(const std::array<Byte, kBytes>& a, const std::array<Byte, kBytes>& b) {
   volatile uint8_t difference = 0;

@@ -7,14 +7,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
-// Lines of a process's log, on stderr. Thread-safe. Never called on the per-layer path; never given generated text, nor
-// a prompt's unless an operator asked for it.
+// Lines of a process's log, on stderr. Never called on the per-layer path; never given generated text, nor a prompt's
+// unless an operator asked for it.
 //
 //   I 2026-11-25 12:03:04.123 text name=value             as text
 //   {"time":"2026-11-25T12:03:04.123Z","level":"info","process":"server","message":"text","name":"value"}   as JSON
 //
 // With a LogWriter a line costs its caller a push into a queue: no thread waits for the reader of the log. Without one
 // (tests, commands that end soon) the caller writes it.
+// Threads: thread-safe.
 
 namespace dovetail {
 

@@ -9,7 +9,8 @@
 // that what a mutex guards is touched under that mutex only (scripts/check_warnings). A member that a mutex
 // guards says so: `int jobs_ ABSL_GUARDED_BY(mutex_)`. absl::Mutex has the annotations too, but ThreadSanitizer does
 // not see into the packaged library (docs/adr/0009-dependencies-from-debian.md).
-// Threads: thread-safe, as the types of the standard library that they hold. Errors: none.
+// Threads: thread-safe, as the types of the standard library that they hold.
+// Errors: none.
 
 namespace dovetail {
 

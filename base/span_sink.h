@@ -37,7 +37,8 @@ struct StepPart {
   int64_t dense_us = 0, attention_us = 0;  // of the whole step; 0: not known here
 };
 
-// Thread-safe. A call costs a push into a bounded queue: it never waits, and what finds no room is dropped and counted.
+// A call costs a push into a bounded queue: it never waits, and what finds no room is dropped and counted.
+// Threads: thread-safe.
 class SpanSink {
  public:
   virtual ~SpanSink() = default;

@@ -3,7 +3,8 @@
 
 namespace dovetail {
 
-// What repeated measurements of one thing say. All zero without a value. Pure.
+// What repeated measurements of one thing say. All zero without a value.
+// Threads: pure.
 struct Summary {
   double median = 0;
   double min = 0;

@@ -6,7 +6,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
-// Status helpers that Debian's Abseil lacks. Errors name the thing, the limit and the way out (README). Thread-safe.
+// Status helpers that Debian's Abseil lacks. Errors name the thing, the limit and the way out (README).
+// Threads: thread-safe.
 
 namespace dovetail {
 

@@ -17,7 +17,8 @@ struct TraceContext {
 };
 
 // Reads a `traceparent` header: "00-" 32 digits "-" 16 digits "-" 2 digits, all lower-case hexadecimal. A later version
-// is read as far as it begins in this way; nullopt for anything else, as the recommendation wants it. Thread-safe.
+// is read as far as it begins in this way; nullopt for anything else, as the recommendation wants it.
+// Threads: thread-safe.
 std::optional<TraceContext> ParseTraceparent(std::string_view header);
 
 std::string TraceIdText(const TraceContext& context);  // 32 digits

@@ -7,7 +7,9 @@
 namespace dovetail::compute {
 
 // What attention workers are told about a model: one spec per attention op, K and V stored as `kv`, linear states as
-// `state` (f32 or bf16). Pure: any thread. Errors: AttentionTable::Build's.
+// `state` (f32 or bf16).
+// Errors: AttentionTable::Build's.
+// Threads: pure.
 absl::StatusOr<proto::AttentionTable> AttentionTableOf(const model::ModelConfig& config, DType kv,
                                                        DType state = DType::kF32);
 

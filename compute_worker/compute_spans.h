@@ -11,7 +11,8 @@ namespace dovetail::compute {
 
 // What a compute worker records of sequences whose traces are sampled: "compute.prefill" for its part of a prompt in a
 // step (by rank of a prefill group), "compute.decode" by second. From the plan's arrival until its result is there.
-// Without a sink, or while no such sequence is known, it does nothing. Of the node's event loop.
+// Without a sink, or while no such sequence is known, it does nothing.
+// Threads: reactor-owned.
 class ComputeSpans {
  public:
   explicit ComputeSpans(SpanSink* sink) : sink_(sink) {}  // null: none; outlives this

@@ -44,7 +44,8 @@ struct ComputeWorkerTuning {
   exchange::GpuExchangeMeans exchange;
 };
 
-// A compute worker: core + device + port + clock. Owned by one event loop, which calls Poll().
+// A compute worker: core + device + port + clock.
+// Threads: reactor-owned: one event loop calls Poll().
 class ComputeWorkerNode final : public transport::FrameHandler {
  public:
   // All references outlive the node. `scheduler` gets the step results. kResourceExhausted when the device has no

@@ -17,7 +17,7 @@
 namespace dovetail::compute {
 
 // What a compute worker does on its device: the dense pieces of a step, the tensors at the seam, the end of the step.
-// Owned by the node's event loop, which calls it in the order of the core's actions; micro-batches interleave.
+// Threads: reactor-owned, which calls it in the order of the core's actions; micro-batches interleave.
 class DenseBackend {
  public:
   virtual ~DenseBackend() = default;

@@ -10,7 +10,8 @@
 namespace dovetail::compute {
 
 // The links between a compute worker's GPU and those of its attention workers: makes them by frames
-// (proto/link_frames.h), and knows which are there. Nothing happens on a CPU. Reactor-owned.
+// (proto/link_frames.h), and knows which are there. Nothing happens on a CPU.
+// Threads: reactor-owned.
 class GpuLinks {
  public:
   // All outlive it.

@@ -8,8 +8,9 @@
 
 namespace dovetail::compute {
 
-// Of K and V as kRankRows has them (proto/rank_frames.h), those from row `first` on. Pure: any thread.
+// Of K and V as kRankRows has them (proto/rank_frames.h), those from row `first` on.
 //   Requires: `rows` holds whole rows of both, more than `first`
+// Threads: pure.
 inline std::vector<std::byte> LastRows(std::span<const std::byte> rows, const proto::SoftmaxSpec& spec, int64_t first) {
   const size_t head_bytes = static_cast<size_t>(spec.kv_heads) * SizeOf(spec.kv);
   const size_t key_row = head_bytes * static_cast<size_t>(spec.key_dim);

@@ -7,11 +7,13 @@
 namespace dovetail::compute {
 
 // How many blocks of 64 tokens, a KV head and an op a compute worker's prompt scratch has in `bytes`; nothing: as many
-// as a compute worker takes by itself, some steps' and at most 256 MiB. 0: the model has no softmax attention. Pure.
+// as a compute worker takes by itself, some steps' and at most 256 MiB. 0: the model has no softmax attention.
+// Threads: pure.
 uint32_t PromptScratchBlocks(const proto::AttentionTable& table, int max_step_tokens, std::optional<uint64_t> bytes);
 
 // The least with which steps of so many tokens are attended on the compute worker: room for one op at a time. Bytes; 0:
-// the model has no softmax attention. Pure.
+// the model has no softmax attention.
+// Threads: pure.
 uint64_t PromptScratchBytesOfAStep(const proto::AttentionTable& table, int step_tokens);
 
 }  // namespace dovetail::compute

@@ -11,7 +11,8 @@
 namespace dovetail::compute {
 
 // The lists of sequences' sampling, given once in a step plan and kept for later ones: at most `max_bytes`, those used
-// least recently are dropped (the scheduler gives them again). Thread-compatible.
+// least recently are dropped (the scheduler gives them again).
+// Threads: thread-compatible.
 class SamplingListsCache {
  public:
   static constexpr size_t kMaxBytes = size_t{1} << 30;

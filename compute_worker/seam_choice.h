@@ -16,7 +16,8 @@ class DenseBackend;
 class GpuLinks;
 
 // Chooses how each step crosses the seam: the first of its ways that takes the step. The only place where that is
-// decided (exchange/seam.h, obligation 1). Reactor-owned.
+// decided (exchange/seam.h, obligation 1).
+// Threads: reactor-owned.
 class SeamChoice {
  public:
   // `ways` in the order of preference; the last one takes every step.

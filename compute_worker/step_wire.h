@@ -16,7 +16,7 @@ namespace dovetail::compute {
 // The tensors of one micro-batch at the seam: q, k and v on their way out, what attention gave on its way in. Rows are
 // the step's new tokens, entry by entry, row-major over heads, in the wire type of the op's layer group. If one worker
 // holds everything its payload is the tensor itself, else each worker's part is packed into a buffer of its own.
-// Thread-compatible; nothing allocates between Prepare calls.
+// Threads: thread-compatible; nothing allocates between Prepare calls.
 class StepWire {
  public:
   // Where what the compute worker attends itself is joined with what comes back.

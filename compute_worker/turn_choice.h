@@ -10,7 +10,8 @@ namespace dovetail::compute {
 // Side by side they may find each other's weights in the cache, or take the machine from each other: which of the two
 // depends on GPU, model, rows and on how long attention takes, so it is measured. For each load some steps run side by
 // side, some take turns, and whichever took a step less time goes on until both are measured again. All steps under way
-// go by the same load, so they agree. Not thread-safe; deterministic.
+// go by the same load, so they agree.
+// Threads: not thread-safe; deterministic.
 class TurnChoice {
  public:
   enum class Policy { kMeasured, kSideBySide, kTurns };

@@ -10,7 +10,7 @@ namespace dovetail::control {
 // because the process was stopped or the machine is busy, the thread that reads had none either: a look counts for at
 // most twice the usual time between two.
 //
-// Thread rule: thread-compatible.
+// Threads: thread-compatible.
 class AwakeSilence {
  public:
   // `heard`: when the peer was last heard.

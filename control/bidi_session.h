@@ -18,7 +18,8 @@ struct QueueLimits {
 };
 
 // The server's end of one bidirectional stream. Messages go out in the order of Send(); what waits for a slow peer is
-// within `limits`, and one message more ends the stream. Thread-safe. Keeps itself alive until gRPC is done with it.
+// within `limits`, and one message more ends the stream. Keeps itself alive until gRPC is done with it.
+// Threads: thread-safe.
 template <typename In, typename Out>
 class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
  public:

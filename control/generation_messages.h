@@ -4,7 +4,8 @@
 #include "requests/generation.h"
 
 // Generation requests and updates between servers and the scheduler. FromProto checks counts and kinds; what a value
-// may be for this model is checked by the scheduler, as for embedded requests. Pure.
+// may be for this model is checked by the scheduler, as for embedded requests.
+// Threads: pure.
 
 namespace dovetail::control {
 

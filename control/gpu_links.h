@@ -8,7 +8,8 @@
 namespace dovetail::control {
 
 // Links between GPUs of two processes, over the UCX of this build (transport/ucx/device_link.h). kFailedPrecondition
-// says in one line why there are none. Thread-safe.
+// says in one line why there are none.
+// Threads: thread-safe.
 absl::Status GpuLinksBuilt();
 absl::StatusOr<std::unique_ptr<transport::DeviceLinks>> MakeGpuLinks(
     std::function<absl::StatusOr<void*>(void* list, unsigned index)> resolve);

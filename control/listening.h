@@ -6,7 +6,7 @@
 namespace dovetail::control {
 
 // gRPC's own log goes to ours, as debugging: what fails comes back as a status, which names the flag and the remedy.
-// Thread-safe; the first call counts.
+// Threads: thread-safe; the first call counts.
 void TameGrpc();
 
 // Why gRPC could not listen at HOST:PORT, in one line: kAlreadyExists when the port is taken, kInvalidArgument for a

@@ -11,7 +11,8 @@
 
 // Which callers may call what on the control plane. With mutual TLS a caller's certificate says its roles, as URIs
 // among its subject alternative names: dovetail://role/attention-worker. Without TLS the join token is all there is,
-// and every caller may do everything. Thread-safe.
+// and every caller may do everything.
+// Threads: thread-safe.
 
 namespace dovetail::control {
 

@@ -11,7 +11,7 @@ class ServerBuilder;
 // passes through a wrapper, as UCX's calls do (transport/ucx/socket_hooks.cc). A connection whose descriptor is one of
 // the last kSpareDescriptors is closed at once, and the want of a descriptor is told as "nothing to accept".
 //
-// Thread rule: thread-safe.
+// Threads: thread-safe.
 
 namespace dovetail::control {
 

@@ -8,7 +8,8 @@
 
 namespace dovetail::control {
 
-// A UcxPort as a Connector. Reactor-owned, Wake() aside.
+// A UcxPort as a Connector.
+// Threads: reactor-owned, Wake() aside.
 class UcxConnector final : public transport::Connector {
  public:
   static absl::StatusOr<std::unique_ptr<UcxConnector>> Create(const transport::ucx::UcxOptions& options);

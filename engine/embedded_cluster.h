@@ -58,9 +58,9 @@ struct EmbeddedClusterOptions {
   SpanSink* spans = nullptr;  // of sampled traces, from all nodes; outlives the cluster
 };
 
-// The disaggregated system in one process: a scheduler, compute workers and attention workers, each a node with its
-// own core and its own port of an InprocFabric. One thread runs their event loops in turn; kernels spread over one
-// pool. Thread-safe as Engine says.
+// The disaggregated system in one process: a scheduler, compute workers and attention workers, each a node with its own
+// core and its own port of an InprocFabric. One thread runs their event loops in turn; kernels spread over one pool.
+// Threads: thread-safe as Engine says.
 class EmbeddedCluster final : public Engine {
  public:
   // `model` and `device` outlive it. kInvalidArgument for options, kResourceExhausted when the KV cache does not fit;

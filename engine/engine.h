@@ -70,7 +70,7 @@ struct EngineStats {
 };
 
 // Generates tokens. The embedded cluster implements it in this process; a client of a remote scheduler will too.
-// Thread-safe; nothing blocks for longer than a queue push.
+// Threads: thread-safe; nothing blocks for longer than a queue push.
 class Engine {
  public:
   virtual ~Engine() = default;

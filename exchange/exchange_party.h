@@ -12,7 +12,8 @@
 namespace dovetail::exchange {
 
 // A worker's exchanges with its peers of the other role: makes links by frames (link_frames.h), knows which are there.
-// Where no link can be made, layers go through the hosts; a line of log and Describe() say why. Reactor-owned.
+// Where no link can be made, layers go through the hosts; a line of log and Describe() say why.
+// Threads: reactor-owned.
 class ExchangeParty {
  public:
   struct Frame {

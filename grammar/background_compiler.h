@@ -13,7 +13,8 @@
 
 namespace dovetail::grammar {
 
-// Compiles, on a thread of its own, what a step loop asks for and may not wait for. Thread-safe.
+// Compiles, on a thread of its own, what a step loop asks for and may not wait for.
+// Threads: thread-safe.
 class BackgroundCompiler {
  public:
   static constexpr size_t kMaxWaiting = 4096;  // more are taken when they are asked for again

@@ -40,7 +40,8 @@ inline std::string SourceOf(Kind kind, std::string_view text) {
 
 class Compiled;  // a grammar over the model's tokens; immutable
 
-// Compiles grammars for one vocabulary and keeps what it compiled, the least recently used dropped. Thread-safe.
+// Compiles grammars for one vocabulary and keeps what it compiled, the least recently used dropped.
+// Threads: thread-safe.
 class GrammarEngine {
  public:
   // What each token adds to a text, by id; empty for those that add nothing (special tokens). Called once, by the first
@@ -84,7 +85,8 @@ class GrammarEngine {
   std::unique_ptr<Compiler> compiler_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The state of one text under a grammar. Thread-compatible.
+// The state of one text under a grammar.
+// Threads: thread-compatible.
 class Matcher {
  public:
   // `ends`: the tokens that may follow a whole text, and nothing else; at least one.

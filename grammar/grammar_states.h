@@ -16,7 +16,7 @@ namespace dovetail::grammar {
 
 // The states of the sequences whose texts follow a grammar: each a function of its grammar and its output tokens, kept
 // from one step to the next. At most kMaxSequences, the least recently used dropped and made again from the tokens.
-// Thread-compatible.
+// Threads: thread-compatible.
 class GrammarStates {
  public:
   static constexpr size_t kMaxSequences = 4096;

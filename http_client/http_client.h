@@ -50,7 +50,8 @@ class HttpCall {
 
 // HTTP/1.1 requests to one server, each on a connection of its own among those that are kept open. Written on
 // Boost.Beast, which comes with the Boost.Asio that the server uses: libcurl would bring a loop of its own and hide
-// when bytes arrived. One thread: the one that runs io(), or calls Fetch while it does not run.
+// when bytes arrived.
+// Threads: the one thread that runs io(), or calls Fetch while it does not run.
 class HttpClient {
  public:
   // Looks the host up, which blocks. kUnavailable names it.

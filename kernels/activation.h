@@ -27,9 +27,9 @@ struct GatedActivationArgs {
   int64_t out_step = 0;
 };
 
-// All of these: kInvalidArgument for null pointers and negative sizes; run on the caller and the
-// pool and return when done; allocate nothing; each element depends on its own inputs only, on both
-// ISAs alike. Oracle: reference/activation.h.
+// All of these: kInvalidArgument for null pointers and negative sizes; run on the caller and the pool and return when
+// done; allocate nothing; each element depends on its own inputs only, on both ISAs alike.
+// Oracle: reference/activation.h.
 absl::Status GatedActivation(const OpContext& context, const GatedActivationArgs& args);
 
 // out[i] = a[i] + b[i], out may be a or b.

@@ -17,8 +17,9 @@ enum class Isa : uint8_t { kAvx2 = 0, kAvx512 = 1 };  // kAvx512: F, BW, VL, DQ,
 
 // An ordered queue of kernels on one device. Ops take a Stream&, check their arguments, enqueue and return; what they
 // read and write must stay valid until Synchronize(). On the CPU an op has finished when it returns: it ran on the
-// caller and the pool's threads. Thread-compatible: one thread at a time per stream. Streams of one CpuDevice share its
-// pool: while one op has it, an op of another stream runs on its caller alone. A stream must not outlive its device.
+// caller and the pool's threads. Streams of one CpuDevice share its pool: while one op has it, an op of another stream
+// runs on its caller alone. A stream must not outlive its device.
+// Threads: thread-compatible: one thread at a time per stream.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -36,7 +37,8 @@ class Buffer {
   virtual size_t size_bytes() const = 0;
 };
 
-// A place where kernels run. Thread-safe after creation.
+// A place where kernels run.
+// Threads: thread-safe after creation.
 class Device {
  public:
   virtual ~Device() = default;

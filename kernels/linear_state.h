@@ -105,10 +105,13 @@ size_t LinearStateScratchBytes(const LinearStateShape& shape, std::span<const Li
 // before it as it was, as long as the block before is kept.
 //
 // Bits: a token's o depends on the tokens before it and on nothing else: not on chunking, other items, the pool or the
-// ISA. Errors: kInvalidArgument naming the item, before anything is written; kResourceExhausted for too little scratch
-// (64-byte aligned). Threads: runs on the caller and the pool, an item is a unit of work; returns when done. Allocates
-// nothing. Cost, per token: 2 key_dim value_dim FLOP and the bytes of S once per 16 tokens, plus the open block; per
-// block S written once and 2 * 64 key_dim value_dim FLOP. Oracle: reference/linear_state.h.
+// ISA.
+// Errors: kInvalidArgument naming the item, before anything is written; kResourceExhausted for too little scratch
+// (64-byte aligned).
+// Threads: runs on the caller and the pool, an item is a unit of work; returns when done. Allocates nothing. Cost, per
+// token: 2 key_dim value_dim FLOP and the bytes of S once per 16 tokens, plus the open block; per block S written once
+// and 2 * 64 key_dim value_dim FLOP.
+// Oracle: reference/linear_state.h.
 // Source: Yang et al. 2024 (gated delta networks), Dao & Gu 2024 (state space duality), Qin et al. 2024 (lightning).
 absl::Status LinearState(const OpContext& context, const LinearStateShape& shape,
                          std::span<const LinearStateItem> items, std::span<std::byte> scratch);

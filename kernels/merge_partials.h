@@ -37,10 +37,10 @@ struct MergeItem {
   int64_t o_row_step = 0;  // elements; 0: dense
 };
 
-// Errors:  kInvalidArgument for shards that overlap, leave a gap or do not begin on a segment, and
-// for sizes outside the above. Threads: runs on the caller and the pool, returns when done.
-// Allocates nothing. Cost:    reads each partial once: (value_dim + 2) * 4 bytes and ~3 value_dim
-// FLOP a partial.
+// Errors:  kInvalidArgument for shards that overlap, leave a gap or do not begin on a segment, and for sizes outside
+// the above.
+// Threads: runs on the caller and the pool, returns when done. Allocates nothing.
+// Cost:    reads each partial once: (value_dim + 2) * 4 bytes and ~3 value_dim FLOP a partial.
 absl::Status MergeShardPartials(const OpContext& context, std::span<const MergeItem> items);
 
 }  // namespace dovetail::kernels

@@ -34,11 +34,13 @@ struct RouteArgs {
 };
 
 // kInvalidArgument for null pointers and sizes outside the above. A row depends on its own logits only. NaN logits are
-// chosen last and weigh NaN. Threads: reentrant; runs on the caller and the pool, returns when done. Allocates nothing.
+// chosen last and weigh NaN.
+// Threads: reentrant; runs on the caller and the pool, returns when done. Allocates nothing.
 absl::Status Route(const OpContext& context, const RouteArgs& args);
 
 // out[row] (+)= sum over s of weight[row][s] * parts[slot[row][s]], s ascending: the order does not depend on who
-// computed what first. kInvalidArgument for null pointers and sizes below 0. Threads: as Route.
+// computed what first. kInvalidArgument for null pointers and sizes below 0.
+// Threads: as Route.
 struct CombineArgs {
   const float* parts = nullptr;   // [..][size]
   const int32_t* slot = nullptr;  // [rows][chosen]: row of parts

@@ -33,12 +33,14 @@ namespace dovetail::kernels {
 // positions and on the ISA; never on other rows, q_rows, chunking, shards, the pool or how often
 // AttendComplete was called. Only bf16 and E4M3 differ between ISAs (ops_table.h).
 //
-// Errors:  kInvalidArgument, naming the item and the field, before anything is written;
-// kResourceExhausted if the scratch is too small. Threads: runs on the caller and the pool, returns
-// when done. Thread-compatible. Allocates nothing: the scratch is the caller's. Cost:    reads each
-// visible KV byte once per group and tile of 48 (token, head) rows; 2 (key_dim + value_dim) FLOP
-// per row and token. Source:  partial softmax after Milakov & Gimelshein 2018; paged layout after
-// Kwon et al. 2023. Oracle: reference/paged_attention.h.
+// Errors:  kInvalidArgument, naming the item and the field, before anything is written; kResourceExhausted if the
+// scratch is too small.
+// Threads: runs on the caller and the pool, returns when done. Thread-compatible. Allocates nothing: the scratch is the
+// caller's.
+// Cost:    reads each visible KV byte once per group and tile of 48 (token, head) rows; 2 (key_dim + value_dim) FLOP
+// per row and token.
+// Source:  partial softmax after Milakov & Gimelshein 2018; paged layout after Kwon et al. 2023.
+// Oracle: reference/paged_attention.h.
 
 // What is equal for all items of a call: one attention op of a model.
 struct AttentionShape {
@@ -76,8 +78,8 @@ struct AttentionItem {
   float* partial_ml = nullptr;  // [nodes][kv_heads * group][2]: m, l
 };
 
-// Subtrees that an item of a token shard returns, over all its rows. Pure: both ends of the wire
-// compute it.
+// Subtrees that an item of a token shard returns, over all its rows.
+// Threads: pure: both ends of the wire compute it.
 int64_t PartialNodes(int64_t first_position, int q_rows, int window, int64_t token_begin, int64_t token_end);
 
 // What bounds the scratch of one call.

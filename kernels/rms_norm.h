@@ -25,9 +25,11 @@ struct RmsNormArgs {
 };
 
 // Errors:  kInvalidArgument for null pointers and sizes outside the above.
-// Threads: runs on the caller and the pool, returns when done. Allocates nothing. A row's bits
-// depend on that row only, and not on the ISA. Cost:    8 bytes a float (16 with a residual), 4
-// FLOP a float. Oracle: reference/rms_norm.h. Source:  Zhang & Sennrich 2019.
+// Threads: runs on the caller and the pool, returns when done. Allocates nothing. A row's bits depend on that row only,
+// and not on the ISA.
+// Cost:    8 bytes a float (16 with a residual), 4 FLOP a float.
+// Oracle: reference/rms_norm.h.
+// Source:  Zhang & Sennrich 2019.
 absl::Status RmsNorm(const OpContext& context, const RmsNormArgs& args);
 
 }  // namespace dovetail::kernels

@@ -37,10 +37,11 @@ struct RopeArgs {
 };
 
 // Errors:  kInvalidArgument for null pointers and sizes outside the above.
-// Threads: runs on the caller and the pool, returns when done. Allocates nothing. A head's bits
-// depend on that head and its angles only. Cost:    4 bytes read and SizeOf(dtype) written a float,
-// 3 FLOP a rotated one. Oracle: reference/rope.h. Source:  Su et al. 2021, in the half-split form
-// of GPT-NeoX.
+// Threads: runs on the caller and the pool, returns when done. Allocates nothing. A head's bits depend on that head and
+// its angles only.
+// Cost:    4 bytes read and SizeOf(dtype) written a float, 3 FLOP a rotated one.
+// Oracle: reference/rope.h.
+// Source:  Su et al. 2021, in the half-split form of GPT-NeoX.
 absl::Status Rope(const OpContext& context, const RopeArgs& args);
 
 }  // namespace dovetail::kernels

@@ -22,10 +22,10 @@ namespace dovetail::kernels {
 //      least one
 //   6. argmax of z + Gumbel(seed, position, id) over the kept ids, the lowest id on ties
 //
-// Gumbel: w = a word of Philox 4x32-10 with key = seed (low, high word) and counter (id/64*16 +
-// id%16, 0, position low, position high), word (id/16)%4; v = (w + 0.5) / 2^32; g = -ln(-log1p(-v))
-// in double. So a draw depends on nothing but its seed, position and id, and is an exact sample of
-// the kept distribution up to the 2^-32 grid. Source: Salmon et al. 2011 (Philox), Gumbel 1954.
+// Gumbel: w = a word of Philox 4x32-10 with key = seed (low, high word) and counter (id/64*16 + id%16, 0, position low,
+// position high), word (id/16)%4; v = (w + 0.5) / 2^32; g = -ln(-log1p(-v)) in double. So a draw depends on nothing but
+// its seed, position and id, and is an exact sample of the kept distribution up to the 2^-32 grid.
+// Source: Salmon et al. 2011 (Philox), Gumbel 1954.
 
 struct TokenBias {
   int32_t token = 0;
@@ -72,13 +72,15 @@ struct SampleResult {
 size_t SamplingScratchBytes(int64_t vocab_size);
 
 // logits [vocab_size] stay as they are. position: the sampled token's position in its sequence.
-// Scratch: 64-byte aligned. Errors:  kInvalidArgument for parameters outside the above, ids outside
-// the vocabulary and when nothing is left to choose (the message names the
+// Scratch: 64-byte aligned.
+// Errors:  kInvalidArgument for parameters outside the above, ids outside the vocabulary and when nothing is left to
+// choose (the message names the
 //          field); kInternal for logits that hold NaN or +inf; kResourceExhausted for a scratch
 //          that is too small.
-// Threads: runs on the caller only, so that the rows of a batch can be spread over a pool;
-// reentrant. Allocates nothing. Cost:    greedy 2 passes over the row; with filters 3 to 5; without
-// them one pass at ~5 cycles an id for the random numbers.
+// Threads: runs on the caller only, so that the rows of a batch can be spread over a pool; reentrant. Allocates
+// nothing.
+// Cost:    greedy 2 passes over the row; with filters 3 to 5; without them one pass at ~5 cycles an id for the random
+// numbers.
 absl::StatusOr<SampleResult> SampleRow(const OpsTable& table, std::span<const float> logits,
                                        const SamplingParams& params, int64_t position, std::span<std::byte> scratch);
 

@@ -17,8 +17,9 @@ struct ThreadPoolOptions {
   int spin_us = 100;
 };
 
-// A fixed set of threads that share the work of one op. Thread-safe. Creates its threads in the
-// constructor, joins them in the destructor; Run allocates nothing.
+// A fixed set of threads that share the work of one op. Creates its threads in the constructor, joins them in the
+// destructor; Run allocates nothing.
+// Threads: thread-safe.
 class ThreadPool {
  public:
   static constexpr int kMaxThreads = 256;

@@ -5,12 +5,11 @@
 
 namespace dovetail::kernels {
 
-// Folds partials that arrive from left to right into the value of the full binary tree over
-// absolute segments (segment_tree.h): two neighbours merge as soon as nothing that comes later can
-// lie below the node that joins them. Whatever subtrees the partials stand for, leaves or larger,
-// from one shard or many, the merges and their order are the same. Holds at most kMaxDepth unmerged
-// partials, because the join levels of its neighbours strictly decrease. Thread-compatible, a
-// value; the partials' memory belongs to the caller.
+// Folds partials that arrive from left to right into the value of the full binary tree over absolute segments
+// (segment_tree.h): two neighbours merge as soon as nothing that comes later can lie below the node that joins them.
+// Whatever subtrees the partials stand for, leaves or larger, from one shard or many, the merges and their order are
+// the same. Holds at most kMaxDepth unmerged partials, because the join levels of its neighbours strictly decrease.
+// Threads: thread-compatible, a value; the partials' memory belongs to the caller.
 class TreeFold {
  public:
   static constexpr int kMaxDepth = 33;

@@ -27,7 +27,8 @@ double RateAt(const ArrivalOptions& options, int64_t index, int64_t count);
 
 // Seconds from the start of the run at which each of `count` requests is sent, ascending. Gaps are drawn from a gamma
 // distribution of shape b and scale 1 / (rate b). Without a ramp they are scaled so that the last request is sent at
-// count / rate, which takes the 1-2 % out that the sum of random gaps would be off. Pure; the same for one seed.
+// count / rate, which takes the 1-2 % out that the sum of random gaps would be off.
+// Threads: pure; the same for one seed.
 std::vector<double> ArrivalTimes(const ArrivalOptions& options, int64_t count, uint64_t seed);
 
 }  // namespace dovetail::loadgen

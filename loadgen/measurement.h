@@ -8,8 +8,9 @@
 
 #include "loadgen/request.h"
 
-// The arithmetic of `vllm bench serve`, on the records of a run. Pure. Latencies are in milliseconds in what is
-// reported and in seconds in records.
+// The arithmetic of `vllm bench serve`, on the records of a run. Latencies are in milliseconds in what is reported and
+// in seconds in records.
+// Threads: pure.
 
 namespace dovetail::loadgen {
 

@@ -29,14 +29,16 @@ struct ApiOptions {
   std::vector<std::pair<std::string, std::string>> headers;
 };
 
-// The streamed request, with usage asked for. Pure.
+// The streamed request, with usage asked for.
+// Threads: pure.
 http_client::HttpRequest MakeRequest(const ApiOptions& options, const PlannedRequest& planned);
 
-// Reads one streamed answer into a RequestRecord. Times are seconds on the caller's clock, given with each piece.
-// TTFT ends at the first chunk that has choices, each later one of them is an inter-token latency; tokens are those of
+// Reads one streamed answer into a RequestRecord. Times are seconds on the caller's clock, given with each piece. TTFT
+// ends at the first chunk that has choices, each later one of them is an inter-token latency; tokens are those of
 // usage. The latency of a completion ends with its last chunk of choices, of a chat with its last chunk of any kind (as
 // vLLM's). An answer succeeds when a chunk with choices came and the stream ended properly: with [DONE], or after a
-// finish_reason. Pure, thread-compatible.
+// finish_reason.
+// Threads: pure, thread-compatible.
 class AnswerReader {
  public:
   // `tokenizer` counts tokens where usage is missing; may be null; outlives this.

@@ -23,7 +23,8 @@ class TokenCounter {
   virtual absl::StatusOr<int64_t> Count(std::string_view text) = 0;
 };
 
-// By a tokenizer in this process. Thread-safe.
+// By a tokenizer in this process.
+// Threads: thread-safe.
 class LocalTokenCounter final : public TokenCounter {
  public:
   explicit LocalTokenCounter(std::shared_ptr<const model::Tokenizer> tokenizer) : tokenizer_(std::move(tokenizer)) {}
@@ -57,7 +58,7 @@ struct Prompt {
   int64_t tokens = 0;
 };
 
-// Thread-compatible.
+// Threads: thread-compatible.
 class PromptWriter {
  public:
   // `counter` corrects what tokens_per_word gives, and outlives this; null: nothing does.

@@ -44,7 +44,8 @@ struct RunReport {
   std::vector<std::string> warnings;  // a line each: what makes the numbers other than they seem
 };
 
-// Measures what came back. Pure.
+// Measures what came back.
+// Threads: pure.
 RunReport MakeReport(RunDescription asked, LoadResult result);
 
 std::string TextOf(const RunReport& report);

@@ -24,7 +24,8 @@ struct ServedModel {
 absl::StatusOr<ServedModel> AskForModel(http_client::HttpClient& client, const Headers& headers,
                                         const std::string& wanted);
 
-// Counts by the server's /tokenize, as vLLM and Dovetail have it. Thread-compatible.
+// Counts by the server's /tokenize, as vLLM and Dovetail have it.
+// Threads: thread-compatible.
 class ServerTokenCounter final : public TokenCounter {
  public:
   ServerTokenCounter(http_client::HttpClient& client, Headers headers, std::string model)

@@ -22,7 +22,8 @@ struct ServerTimes {
 };
 
 // Of a page of Prometheus text. Several engines or models are added up. kUnavailable names the histogram that is not
-// there. Pure.
+// there.
+// Threads: pure.
 absl::StatusOr<ServerTimes> ParseServerTimes(std::string_view metrics);
 
 // Asks the server for /metrics and waits for the answer. kUnavailable where it has none, or none with these histograms.

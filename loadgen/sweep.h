@@ -5,7 +5,8 @@
 
 #include "base/status.h"
 
-// Rising request rates up to the knee: the highest rate at which a service level objective still holds. Pure.
+// Rising request rates up to the knee: the highest rate at which a service level objective still holds.
+// Threads: pure.
 
 namespace dovetail::loadgen {
 

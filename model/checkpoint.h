@@ -152,9 +152,9 @@ class Checkpoint {
   std::vector<std::string> warnings_;
 };
 
-// Opens a .gguf file, a folder with config.json and safetensors, or a folder with exactly one GGUF model.
-// Everything is checked here: that each weight exists, in a type that is read and in the shape that the config asks
-// for. Errors: those of the readers and of ConfigFrom*; kInvalidArgument naming file, tensor, expected and found shape;
+// Opens a .gguf file, a folder with config.json and safetensors, or a folder with exactly one GGUF model. Everything is
+// checked here: that each weight exists, in a type that is read and in the shape that the config asks for.
+// Errors: those of the readers and of ConfigFrom*; kInvalidArgument naming file, tensor, expected and found shape;
 // kNotFound when the path holds no model.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpoint(const std::filesystem::path& path);
 

@@ -216,9 +216,9 @@ struct AttentionOp {
 std::vector<AttentionOp> AttentionOpsOf(const ModelConfig& config);
 
 // From config.json, in the spelling of transformers 4 or 5, and generation_config.json (null when there is none).
-// `file` names config.json in error texts. Errors: kUnimplemented for an architecture, layer kind, rope kind or feature
-// that is not served; kInvalidArgument for a field that is missing, of the wrong type, out of range, or contradicts
-// another. Both name the field.
+// `file` names config.json in error texts.
+// Errors: kUnimplemented for an architecture, layer kind, rope kind or feature that is not served; kInvalidArgument for
+// a field that is missing, of the wrong type, out of range, or contradicts another. Both name the field.
 absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohmann::json& config,
                                            const nlohmann::json& generation_config);
 

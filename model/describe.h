@@ -21,7 +21,7 @@ int64_t Parameters(const Checkpoint& checkpoint);
 // vocabulary, tokenizer, chat template, tensors by type) and what serving them needs (weights, KV cache per token and
 // for 1k and 8k tokens in bfloat16), then the checkpoint's warnings. Ends with a newline. Reads the tokenizer's
 // configuration from the folder of the weights. It never fails: a file that cannot be read is reported as absent.
-// Thread-safe; blocks on files.
+// Threads: thread-safe; blocks on files.
 std::string Describe(const Checkpoint& checkpoint);
 
 }  // namespace dovetail::model

@@ -38,7 +38,8 @@ class Embedding {
   float scale_ = 1;
 };
 
-// Weights packed for a device, as typed steps. Immutable; thread-safe. Keeps the checkpoint (its file mapping) alive.
+// Weights packed for a device, as typed steps. Keeps the checkpoint (its file mapping) alive.
+// Threads: immutable.
 struct LoadedModel {
   std::unique_ptr<Checkpoint> checkpoint;
   std::vector<LayerStep> steps;  // all layers, in order

@@ -5,8 +5,9 @@
 
 #include "base/ids.h"
 
-// Rotary position embedding: what a model says about it, and the frequencies that follow. Pure; thread-safe.
+// Rotary position embedding: what a model says about it, and the frequencies that follow.
 // Source: Su et al. 2021; scalings as in Hugging Face transformers, modeling_rope_utils.py.
+// Threads: pure.
 
 namespace dovetail::model {
 

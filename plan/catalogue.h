@@ -31,9 +31,10 @@ struct Catalogue {
   void Override(const std::string& device, double usd_per_hour);
 };
 
-// From JSON: {"dated": "2026-11-25", "devices": {"h100": {"low_usd_per_hour": 1.3, "high_usd_per_hour": 4.25,
-// "source": "...", "memory_gb": 80, ...}}}. kInvalidArgument names `name`, the device and the field: a price that is
-// missing, negative, not finite, or low above high; a price without a source; a field that is not known. Pure.
+// From JSON: {"dated": "2026-11-25", "devices": {"h100": {"low_usd_per_hour": 1.3, "high_usd_per_hour": 4.25, "source":
+// "...", "memory_gb": 80, ...}}}. kInvalidArgument names `name`, the device and the field: a price that is missing,
+// negative, not finite, or low above high; a price without a source; a field that is not known.
+// Threads: pure.
 absl::StatusOr<Catalogue> ParseCatalogue(const std::string& text, const std::string& name);
 
 }  // namespace dovetail::plan

@@ -6,7 +6,8 @@
 #include "plan/planner.h"
 #include "plan/step_model.h"
 
-// The layouts that a planner tries, and what they are to a simulation. Pure functions: any thread.
+// The layouts that a planner tries, and what they are to a simulation.
+// Threads: pure.
 
 namespace dovetail::plan {
 

@@ -9,7 +9,8 @@
 #include "plan/model_work.h"
 #include "proto/step_plan.h"
 
-// How long a step takes on devices whose profiles are known: a roofline with measured rates. Pure; thread-safe.
+// How long a step takes on devices whose profiles are known: a roofline with measured rates.
+// Threads: pure.
 
 namespace dovetail::plan {
 

@@ -5,7 +5,8 @@
 #include "base/ids.h"
 #include "proto/attention_spec.h"
 
-// How many KvBlocks sequences of a model take. Pure functions: thread-safe, no errors.
+// How many KvBlocks sequences of a model take.
+// Threads: pure functions: thread-safe, no errors.
 
 namespace dovetail::proto {
 

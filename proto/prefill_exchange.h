@@ -41,7 +41,8 @@ struct PrefillWay {
 inline constexpr size_t kLinearExchanges = static_cast<size_t>(kLastLinearExchange) + 1;
 inline constexpr size_t kPrefillWays = (static_cast<size_t>(kLastPrefixExchange) + 1) * kLinearExchanges;
 
-// A number in [0, kPrefillWays) for each way, and back. Thread-safe.
+// A number in [0, kPrefillWays) for each way, and back.
+// Threads: thread-safe.
 constexpr size_t IndexOf(const PrefillWay& way) {
   return static_cast<size_t>(way.softmax) * kLinearExchanges + static_cast<size_t>(way.linear);
 }
@@ -57,7 +58,8 @@ constexpr bool IsBetweenRanks(const PrefillWay& way) {
 }
 
 // That of a step of so many ranks where this one is asked for: a step alone gathers from the attention workers what it
-// would gather from ranks. Thread-safe.
+// would gather from ranks.
+// Threads: thread-safe.
 constexpr PrefixExchange ExchangeOf(PrefixExchange exchange, int ranks) {
   return ranks < 2 && IsBetweenRanks(exchange) ? PrefixExchange::kGather : exchange;
 }

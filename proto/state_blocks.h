@@ -19,7 +19,7 @@ namespace dovetail::proto {
 //                  tokens, [q, k, v] in the wire type
 //   an open block: of its tokens so far keys [tokens][key_dim], values [tokens][value_dim] and decays [tokens] or
 //                  [tokens][key_dim] in f32; then their inputs, if there is a convolution
-// Threads: pure functions.
+// Threads: pure.
 // Source:  Sun et al. 2024 (LASP), where the state goes from rank to rank; here it goes through the attention worker.
 
 enum class StateExchange : uint8_t {

@@ -53,8 +53,7 @@ struct EntryExchange {
 };
 
 // How the tensors of one layer group and one attention worker lie in the payloads of a step. Compute and attention
-// worker both build it from (placement, ctx_len, q_len), so nothing about it travels. Thread-compatible; Clear keeps
-// the capacity.
+// worker both build it from (placement, ctx_len, q_len), so nothing about it travels.
 //   kQuery:    the items' query rows one after the other, wire dtype (SoftmaxSpec::kv)
 //   kKeyValue: the items' key rows one after the other, then the items' value rows, wire dtype; of a linear state then,
 //              from a multiple of 4 bytes on, the items' gates, f32
@@ -68,6 +67,7 @@ struct EntryExchange {
 // An op for which states cross (an item has `states`) has two answers. kQuery is empty, comes only where a state is
 // asked for, and is answered by the states before the step at once; query rows of other items lie in kKeyValue, before
 // all else, and what items leave behind all else. kKeyValue is answered by kPartial as described.
+// Threads: thread-compatible; Clear keeps the capacity.
 struct StepLayout {
   std::vector<ShardStep> items;
   int64_t query_bytes = 0;

@@ -9,7 +9,8 @@
 namespace dovetail::proto {
 
 // The sequences of sampled traces that a worker was told of: kMost of them, beyond which the oldest is forgotten. A
-// worker that no trace concerns asks empty() and does nothing more. A value of one thread.
+// worker that no trace concerns asks empty() and does nothing more.
+// Threads: thread-compatible; a value.
 class TracedSequences {
  public:
   static constexpr size_t kMost = 4096;

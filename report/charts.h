@@ -3,7 +3,8 @@
 
 #include "report/figure.h"
 
-// Charts as SVG elements that stand in HTML. Colours are classes of style.h. Pure.
+// Charts as SVG elements that stand in HTML. Colours are classes of style.h.
+// Threads: pure.
 
 namespace dovetail::report {
 

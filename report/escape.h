@@ -5,7 +5,8 @@
 namespace dovetail::report {
 
 // Text as HTML has it, in elements and in attributes within double quotes. Bytes that are not UTF-8 and control
-// characters become U+FFFD; a line break becomes a space. Pure.
+// characters become U+FFFD; a line break becomes a space.
+// Threads: pure.
 std::string Escaped(std::string_view text);
 
 // Characters of valid UTF-8.

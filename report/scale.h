@@ -2,7 +2,8 @@
 #include <string>
 #include <vector>
 
-// Axes: which numbers they begin and end with, where values lie on them, and how numbers are written. Pure.
+// Axes: which numbers they begin and end with, where values lie on them, and how numbers are written.
+// Threads: pure.
 
 namespace dovetail::report {
 

@@ -2,7 +2,8 @@
 #include <string>
 #include <string_view>
 
-// Elements of pictures. Lengths are units of the picture's view box, which is kWidth wide. Pure.
+// Elements of pictures. Lengths are units of the picture's view box, which is kWidth wide.
+// Threads: pure.
 
 namespace dovetail::report::svg {
 

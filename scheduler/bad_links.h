@@ -21,7 +21,7 @@ struct BadLink {
 // that a member has ended: a link is judged only when those of the same fault have come.
 //
 // Bounds: one entry for each pair of members.
-// Thread rule: single-threaded, deterministic.
+// Threads: thread-compatible; deterministic.
 class BadLinks {
  public:
   using Ends = std::pair<WorkerId, WorkerId>;  // the lower id first

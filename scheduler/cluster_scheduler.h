@@ -36,8 +36,8 @@ struct WorkerStream {
   std::function<void(const absl::Status&)> close;
 };
 
-// The scheduler of a cluster: members, servers, and, once there is a model, the scheduler's node. Owned by one event
-// loop: everything is called on its thread.
+// The scheduler of a cluster: members, servers, and, once there is a model, the scheduler's node.
+// Threads: owned by one event loop: everything is called on its thread.
 class ClusterScheduler {
  public:
   // `connector` and `clock` outlive it.

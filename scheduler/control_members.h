@@ -131,7 +131,7 @@ using MemberAction = std::variant<SendConfiguration, SendPeers, ConnectNode, Dis
 // and all members with which it must exchange frames have reported that they are connected, so no frame is sent to a
 // member that would drop it. Worker ids, node ids and epochs are never used twice.
 //
-// Threads: single-threaded. Deterministic; no clock, socket or gRPC.
+// Threads: thread-compatible; deterministic; no clock, socket or gRPC.
 class ControlMembers {
  public:
   explicit ControlMembers(MembershipOptions options) : options_(std::move(options)) {}

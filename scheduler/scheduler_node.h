@@ -15,7 +15,8 @@
 
 namespace dovetail::scheduler {
 
-// The scheduler's shell: turns frames into events and actions into frames. Owned by one event loop.
+// The scheduler's shell: turns frames into events and actions into frames.
+// Threads: owned by one event loop.
 class SchedulerNode final : public transport::FrameHandler {
  public:
   // Called on the event loop, in order; must return at once.

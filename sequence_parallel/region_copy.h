@@ -5,8 +5,9 @@
 
 #include "proto/token_layout.h"
 
-// Between a strided region and the dense stream of its bytes. Pure functions; nothing is checked but by the caller:
-// `at` + bytes <= region.bytes(), and the region lies within the part.
+// Between a strided region and the dense stream of its bytes.
+// Threads: pure; nothing is checked but by the caller: `at` + bytes <= region.bytes(), and the region lies
+// within the part.
 
 namespace dovetail::sequence_parallel {
 

@@ -36,8 +36,9 @@ struct ExchangeCounters {
 // Failure is of the group: a lost member, a member that means another switch, or a stall voids it, on all ranks, with a
 // status that names the rank. Then this object only says why; a new group has another epoch and new objects.
 //
-// Memory: staging as ExchangeOptions says, taken when needed and kept. Reactor-owned, never blocks. Port and clock
-// outlive it; within one process it outlives all that its peers' ports still hand over, since they read its staging.
+// Memory: staging as ExchangeOptions says, taken when needed and kept. Port and clock outlive it; within one process it
+// outlives all that its peers' ports still hand over, since they read its staging.
+// Threads: reactor-owned, never blocks.
 class SwitchExchange final : public transport::FrameHandler {
  public:
   // kInvalidArgument: the options, or a port that is not the rank's node.

@@ -22,7 +22,8 @@ absl::StatusOr<http_client::Url> ParseEndpoint(const std::string& url);
 
 // Sends spans to a collector by OTLP over HTTP with JSON bodies, on a thread of its own. At most kMaxQueued spans and
 // parts of steps wait, and a batch of kMaxBatch is sent at most kAttempts times. What is beyond that is dropped and
-// counted, and the log says so at most every ten seconds. Thread-safe.
+// counted, and the log says so at most every ten seconds.
+// Threads: thread-safe.
 class OtlpExporter final : public SpanSink {
  public:
   static constexpr size_t kMaxQueued = 8192;

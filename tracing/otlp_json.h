@@ -15,8 +15,9 @@ struct Resource {
 
 // The body of an OTLP/HTTP request: ExportTraceServiceRequest of opentelemetry-proto 1.x in its JSON mapping (ids in
 // hexadecimal, times as decimal strings of nanoseconds, enums as numbers). Spans without an id get one here.
-// `to_time_of_day` is added to every time. Thread-safe.
+// `to_time_of_day` is added to every time.
 // Source: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
+// Threads: thread-safe.
 std::string OtlpJson(const Resource& resource, const std::vector<Span>& spans, absl::Duration to_time_of_day);
 
 }  // namespace dovetail::tracing

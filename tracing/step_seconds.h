@@ -7,8 +7,9 @@
 
 namespace dovetail::tracing {
 
-// Makes spans of steps: one for each second, parent and name. A plain value of one thread; its size is bounded by the
-// parts that come within kSpan, since those of before are taken out.
+// Makes spans of steps: one for each second, parent and name.
+// Threads: thread-compatible; a plain value; its size is bounded by the parts that come within kSpan, since those of
+// before are taken out.
 class StepSeconds {
  public:
   static constexpr absl::Duration kSpan = absl::Seconds(1);

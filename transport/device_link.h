@@ -14,7 +14,7 @@ namespace dovetail::transport {
 //
 // While a link lives the peer's memory stays mapped, also when its process has ended: kernels that still store there do
 // no harm. A link must therefore outlive the kernels that use it, and its memory the link and the peer's process.
-// Reactor-owned; the GPU must be the calling thread's current one.
+// Threads: reactor-owned; the GPU must be the calling thread's current one.
 class DeviceLink {
  public:
   static constexpr size_t kTouched = 256;  // the last bytes of the memory are written while the link is made
@@ -31,7 +31,8 @@ class DeviceLink {
   virtual std::byte* peer_memory() const = 0;  // as kernels here see it
 };
 
-// What links are made with: one a process and GPU. Outlives its links. Reactor-owned, as above.
+// What links are made with: one a process and GPU. Outlives its links.
+// Threads: reactor-owned, as above.
 class DeviceLinks {
  public:
   virtual ~DeviceLinks() = default;

@@ -9,7 +9,7 @@ namespace dovetail::transport {
 
 // Wakes the thread of an event loop. Ring() is cheap while the loop does not sleep: one atomic exchange, no lock, no
 // syscall.
-// Thread-safe; one thread waits.
+// Threads: thread-safe; one thread waits.
 class Doorbell final : public Waiter {
  public:
   // Everything written before Ring() is seen by the waiter after Wait() returns.

@@ -29,8 +29,9 @@ class FrameHandler {
   virtual void OnFrame(const Delivery& delivery) = 0;
 };
 
-// A node's attachment to a fabric. Owned by the node's event loop: one thread at a time. Frames between two nodes
-// arrive in the order they were sent; none is lost or repeated unless the fabric is a faulty one.
+// A node's attachment to a fabric. Frames between two nodes arrive in the order they were sent; none is lost or
+// repeated unless the fabric is a faulty one.
+// Threads: owned by the node's event loop: one thread at a time.
 class Port {
  public:
   virtual ~Port() = default;

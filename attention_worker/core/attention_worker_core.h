@@ -134,9 +134,10 @@ struct AttentionWorkerCounters {
 };
 
 // The attention worker as a value: frames in, actions out. It owns the KV blocks' bookkeeping, knows shards and
-// positions, and neither weights nor tokens nor requests. Single-threaded; deterministic; no clock, socket or kernel.
-// Nothing allocates between StepBegin and the last kPartial of a step once buffers have grown to its size. A move ends
-// with SequenceMoved, unless the scheduler releases or goes on with the sequence here: then it is forgotten.
+// positions, and neither weights nor tokens nor requests. Nothing allocates between StepBegin and the last kPartial of
+// a step once buffers have grown to its size. A move ends with SequenceMoved, unless the scheduler releases or goes on
+// with the sequence here: then it is forgotten.
+// Threads: thread-compatible; deterministic; no clock, socket or kernel.
 class AttentionWorkerCore {
  public:
   AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options);

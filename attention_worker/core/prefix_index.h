@@ -27,12 +27,13 @@ struct PrefixKey {
 };
 
 // Block sets that can be found by content. A set with references is in use; one without is evictable, least recently
-// used first. Thread-compatible.
+// used first.
 //
 // Snapshots of linear states are large, a prompt leaves one every 64 tokens, and most are never asked for: only where
 // prompts part or a conversation goes on does one help. So unreferenced snapshots have a budget of their own, and in it
 // those that were useful (begun from, or the last of their sequence) outlive those that a sequence merely passed: a
 // passed one goes first as long as they are more than a quarter.
+// Threads: thread-compatible.
 class PrefixIndex {
  public:
   // `snapshot_blocks`: KvBlocks that unreferenced snapshots may keep.

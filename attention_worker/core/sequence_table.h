@@ -70,7 +70,8 @@ struct BlockCopy {
 };
 
 // The sequences of an attention worker and the block sets they hold. Decides allocation, sharing, truncation and
-// release; touches no KV byte. Thread-compatible. Memory in use is bounded by the pool and by kMaxSequences.
+// release; touches no KV byte. Memory in use is bounded by the pool and by kMaxSequences.
+// Threads: thread-compatible.
 class SequenceTable {
  public:
   static constexpr size_t kMaxSequences = 65536;

@@ -8,7 +8,8 @@
 #include "proto/step_layout.h"
 
 // How linear states travel between attention workers (proto::MoveSequence): where K and V would be, the blocks of one
-// op and one shard go as they lie in memory, after a header that says what they are. Pure.
+// op and one shard go as they lie in memory, after a header that says what they are.
+// Threads: pure.
 
 namespace dovetail::attention {
 

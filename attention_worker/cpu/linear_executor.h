@@ -18,7 +18,8 @@
 namespace dovetail::attention {
 
 // Runs the linear states of a worker: a head's state lies in KvBlocks of the same arena as K and V, blocks_per_head of
-// them for 64 tokens. Owned by the node's event loop. Run allocates nothing that Prepare has not grown.
+// them for 64 tokens. Run allocates nothing that Prepare has not grown.
+// Threads: reactor-owned.
 class LinearExecutor {
  public:
   // Where a KvBlock lies.

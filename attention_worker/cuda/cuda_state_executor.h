@@ -13,7 +13,8 @@ namespace dovetail::attention {
 
 // The linear states of a worker on a GPU, in KvBlocks of the same arena as K and V (kernels/cuda/state/state_layout.h).
 // A step's items and blocks are uploaded once for all ops of a layer group where their blocks lie evenly, else for each
-// op. Owned by the node's event loop; all work goes into the stream it was made with.
+// op.
+// Threads: reactor-owned; all work goes into the stream it was made with.
 class CudaStateExecutor {
  public:
   // Whether the blocks of a set lie evenly spaced, and how many blocks apart.

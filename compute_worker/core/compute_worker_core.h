@@ -366,9 +366,10 @@ struct ComputeWorkerCounters {
 
 // The compute worker as a value: one state machine per micro-batch, from its plan through the layers to its result. It
 // sends q before k and v, waits for every partial, and owns nothing between steps but a scratch of prompts that it can
-// do without. While one micro-batch waits for attention another runs its dense pieces. Single-threaded; deterministic;
-// no clock, socket or kernel. Allocates only when a plan arrives. A plan whose tokens are still to be drawn waits, one
-// at a time, until the step before it has drawn them or has got as far as that on the device.
+// do without. While one micro-batch waits for attention another runs its dense pieces. Allocates only when a plan
+// arrives. A plan whose tokens are still to be drawn waits, one at a time, until the step before it has drawn them or
+// has got as far as that on the device.
+// Threads: thread-compatible; deterministic; no clock, socket or kernel.
 class ComputeWorkerCore {
  public:
   ComputeWorkerCore(const proto::AttentionTable& table, StepProgram program, const ComputeWorkerOptions& options);

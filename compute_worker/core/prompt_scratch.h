@@ -23,7 +23,7 @@ struct GatherStep {
 // Which blocks hold K and V of prompts that the compute worker attends itself. A cache: what does not fit or was
 // dropped is attended on attention workers, where everything is. A block is 64 tokens x one KV head x one attention op;
 // the last part of a prompt, and whatever does not fit for all ops, uses its blocks anew from op to op.
-// Thread-compatible; touches no byte of KV.
+// Threads: thread-compatible; touches no byte of KV.
 class PromptScratch {
  public:
   // 64 tokens of a prompt.

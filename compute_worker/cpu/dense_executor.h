@@ -25,8 +25,8 @@ namespace dovetail::compute {
 StepProgram ProgramOf(const model::LoadedModel& model, bool q_first = true);
 
 // Runs dense pieces. What a micro-batch carries from piece to piece (the residual stream, h, rope angles, wire tensors)
-// is its own; scratch is shared, since pieces run one at a time. Owned by the node's event loop. Run() neither
-// allocates nor locks.
+// is its own; scratch is shared, since pieces run one at a time. Run() neither allocates nor locks.
+// Threads: reactor-owned.
 class DenseExecutor {
  public:
   // `model` and `device` outlive it.

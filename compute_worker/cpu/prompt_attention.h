@@ -13,7 +13,8 @@
 namespace dovetail::compute {
 
 // Attends prompts on the compute worker, over blocks that PromptScratch numbers: the same kernels and the same order of
-// sums as on attention workers, so the same bits. Owned by the node's event loop; Run neither allocates nor locks.
+// sums as on attention workers, so the same bits.
+// Threads: reactor-owned; Run neither allocates nor locks.
 class PromptAttention {
  public:
   // Bytes of one block of the scratch; 0: no layer of the model keeps K and V.

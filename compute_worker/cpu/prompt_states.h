@@ -17,9 +17,10 @@ namespace dovetail::compute {
 // Runs the linear layers of prompts on the compute worker: the same code as on attention workers, so the same bits. The
 // state before a step comes from a slot, with the op's answer, or from the rank before; those that the step leaves go
 // with k and v (proto/state_blocks.h). Entries run one after the other in as many at a time as their blocks fit into a
-// bounded memory. Owned by the node's event loop.
+// bounded memory.
 //   Errors: kResourceExhausted from Prepare: no memory
 //   Source: Sun et al. 2024 (LASP)
+// Threads: reactor-owned.
 class PromptStates {
  public:
   // Bytes of a slot (StateSlots), at most: the state of all linear ops before any position.

@@ -9,7 +9,8 @@ namespace dovetail::compute {
 
 // Sets what a grammar's mask does not let follow to -infinity. Bit i % 32 of word i / 32 is token i; `mask` has a word
 // for each 32 of the `logits` or a part of them. Most words of a mask are all ones or all zeroes, so that a row costs
-// about as much as writing it. Threads: pure.
+// about as much as writing it.
+// Threads: pure.
 inline void MaskRow(std::span<const uint32_t> mask, std::span<float> logits) {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
   for (size_t word = 0, begin = 0; begin < logits.size(); ++word, begin += 32) {

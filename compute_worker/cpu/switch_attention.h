@@ -19,7 +19,7 @@ namespace dovetail::compute {
 //   Bytes:     K and V of one op, of those tokens and heads: with equal parts about those of the step's own tokens. Not
 //              of the prompt scratch.
 //   Ownership: of all that it computes, until TakeOutputs
-//   Threads:   owned by the node's event loop; Attend and Place do not lock
+//   Threads:   reactor-owned; Attend and Place do not lock
 class SwitchAttention {
  public:
   // Both outlive it.

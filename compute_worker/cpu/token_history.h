@@ -13,7 +13,8 @@ namespace dovetail::compute {
 
 // The tokens of sequences whose sampling has penalties or a grammar: a cache of what the token log knows, fed by step
 // plans, at most kMaxSequences of them, least recently used ones dropped (the scheduler gives the history again after a
-// restart). Thread-compatible.
+// restart).
+// Threads: thread-compatible.
 class TokenHistory {
  public:
   static constexpr size_t kMaxSequences = 8192;

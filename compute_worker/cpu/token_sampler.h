@@ -16,8 +16,8 @@ namespace dovetail::compute {
 
 // The end of a step: final norm and head for the rows that need logits, then the choice of tokens, log probabilities
 // and whatever else the plan asked to see. Rows go through in chunks of kRowsAtOnce, so that a long prompt's logits
-// never lie in memory all at once. Owned by the node's event loop. Other devices say where logits come from and where
-// rows become tokens.
+// never lie in memory all at once. Other devices say where logits come from and where rows become tokens.
+// Threads: reactor-owned.
 class TokenSampler {
  public:
   static constexpr int kRowsAtOnce = 64;

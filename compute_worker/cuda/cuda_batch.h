@@ -15,7 +15,8 @@ namespace dovetail::compute {
 
 class CudaCrossing;
 
-// What pieces that run one after the other share on a GPU: a stream and scratch. Thread-compatible.
+// What pieces that run one after the other share on a GPU: a stream and scratch.
+// Threads: thread-compatible.
 struct CudaLane {
   using BufferPtr = std::unique_ptr<kernels::Buffer>;
   kernels::cuda::CudaStream* stream = nullptr;
@@ -24,7 +25,8 @@ struct CudaLane {
   std::unique_ptr<CudaTokenSampler> sampler;
 };
 
-// A micro-batch of a compute worker on a GPU, and the step that it runs. Thread-compatible.
+// A micro-batch of a compute worker on a GPU, and the step that it runs.
+// Threads: thread-compatible.
 struct CudaBatch {
   static constexpr int64_t kMostGraphRows = 256;
   using BufferPtr = std::unique_ptr<kernels::Buffer>;

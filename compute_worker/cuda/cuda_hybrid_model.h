@@ -64,8 +64,8 @@ class CudaWeightReader {
 
 // Whether a step needs more than a dense model's.
 bool IsHybridStep(const model::LayerStep& step);
-// What `model.steps[index]` needs beyond CudaStep's members (of a QueryProjection: with the next step's). Errors: the
-// reader's.
+// What `model.steps[index]` needs beyond CudaStep's members (of a QueryProjection: with the next step's).
+// Errors: the reader's.
 absl::StatusOr<std::unique_ptr<CudaHybridWeights>> LoadHybridStep(const model::LoadedModel& model, size_t index,
                                                                   CudaWeightReader& reader);
 

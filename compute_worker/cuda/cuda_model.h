@@ -32,7 +32,8 @@ enum class GpuWeights {
 };
 
 // What to say where weights of `needed` bytes (in 16 bits, or kept as their file has them) do not fit on a GPU: which
-// types would, and what else helps. Pure.
+// types would, and what else helps.
+// Threads: pure.
 std::string WeightsThatFit(uint64_t needed, bool keep, uint64_t free_bytes, uint64_t total_bytes);
 
 // A model's weights on a GPU, in one 16-bit type or as the file has them, and the layers over them. Immutable; `model`,

@@ -14,7 +14,7 @@ namespace dovetail::compute {
 // Attention over prompts whose earlier tokens attention workers have: what those answered and what was attended here,
 // joined on the GPU. Of one layer group of a micro-batch's step. Partial results lie in memory of the caller: subtrees'
 // o, then their m and l, for each prompt and head range those of the answers and then one for each row of our own.
-// Thread-compatible; must not outlive the device.
+// Threads: thread-compatible; must not outlive the device.
 class CudaPartialJoin {
  public:
   explicit CudaPartialJoin(kernels::cuda::CudaDevice& device) : order_(device) {}

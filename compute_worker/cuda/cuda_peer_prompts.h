@@ -20,7 +20,9 @@ namespace dovetail::compute {
 //
 // Order: Settle for each step between GPUs; for one with prompts Begin, then of each op BeforeHeads, Leave, Attend,
 // Arrive; AwaitLast, End, and Ended once it has run. Launches go into the stream of the step's lane as they are asked
-// for. Errors: what fails ends the step. Threads: those of CudaDense.
+// for.
+// Errors: what fails ends the step.
+// Threads: those of CudaDense.
 class CudaPeerPrompts {
  public:
   // All outlive it.

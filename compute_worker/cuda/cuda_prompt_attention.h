@@ -21,9 +21,11 @@ namespace dovetail::compute {
 // Order: Prepare for a step with prompts; for each softmax op Attend, then Join once the op's answers are there; Ended
 // once it has run. All are enqueued into the stream of the step's lane. Steps of several lanes run side by side: they
 // use different blocks. A step that failed may still use blocks that are another's by then, so Prepare waits for it,
-// unless both have one stream. Memory: the blocks are taken by Create. Prepare grows the rest to
-// what steps need; nothing gives it back. Numbers: those of kernels/cuda/attention/cuda_attention.h. Blocks have the
-// wire type whatever attention workers store. Threads: those of CudaDense.
+// unless both have one stream.
+// Memory: the blocks are taken by Create. Prepare grows the rest to what steps need; nothing gives it back.
+// Numbers: those of kernels/cuda/attention/cuda_attention.h. Blocks have the wire type whatever attention workers
+// store.
+// Threads: those of CudaDense.
 class CudaPromptAttention {
  public:
   // Whether prompts of such a model can be attended here: it has softmax layers, and heads of multiples of 8

@@ -28,7 +28,8 @@ struct PromptSample {
 
 // Time on the compute worker is dense_s, and prompt_s = a tokens + b here_flops by least squares; a is linear
 // attention, and never less than 0. Attention workers take attention_s for asked_flops. kFailedPrecondition: no step
-// took any time. Pure; thread-safe.
+// took any time.
+// Threads: pure.
 absl::StatusOr<PrefillRates> FitRates(std::span<const PromptSample> samples);
 
 // Prompts of four steps of `step_tokens`, as an engine on CPUs takes them. `engine` is otherwise idle, has one compute

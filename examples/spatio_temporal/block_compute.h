@@ -14,8 +14,8 @@ namespace dovetail::spatio_temporal {
 
 // The arithmetic of a block on one rank's rows, with the CPU's kernels. Every sum over a row's numbers, and over what
 // it attends to, has an order that does not depend on which other rows and heads there are (docs/ARCHITECTURE.md,
-// Determinism), so a row has the same bits on any number of ranks. Thread-compatible; allocates buffers as they are
-// needed and keeps them. Does nothing if config.exchange_only.
+// Determinism), so a row has the same bits on any number of ranks. Does nothing if config.exchange_only.
+// Threads: thread-compatible; allocates buffers as they are needed and keeps them.
 class BlockCompute {
  public:
   // `device` outlives it.

@@ -17,7 +17,8 @@ namespace dovetail::spatio_temporal {
 inline constexpr int kSwitchesOfDspPair = 2, kSwitchesOfUlyssesPair = 8;
 
 // One rank's part of the model. Before and after every pair it holds frames of hidden, [its T, S, C]: with one rank all
-// of them, and no switch moves anything. Thread-compatible; config, weights, device and link outlive it.
+// of them, and no switch moves anything.
+// Threads: thread-compatible; config, weights, device and link outlive it.
 class RankRun {
  public:
   // kInvalidArgument: more ranks than frames, positions or heads. kResourceExhausted: no memory.

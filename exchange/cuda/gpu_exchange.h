@@ -17,8 +17,8 @@
 namespace dovetail::exchange {
 
 // Memory that other processes were shown. They may have it mapped for as long as they live, and what maps it for them
-// goes by its address: it is never freed before this is, and taken anew by exchanges of the same size. Reactor-owned;
-// at its end no kernel uses it.
+// goes by its address: it is never freed before this is, and taken anew by exchanges of the same size.
+// Threads: reactor-owned; at its end no kernel uses it.
 class ExchangeMemory {
  public:
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Take(kernels::cuda::CudaDevice& device, size_t bytes);
@@ -53,9 +53,9 @@ struct ExchangeRoom {
 
 // The device-driven exchange of layers between a compute worker's GPU and an attention worker's, of one peer: q, k and
 // v go into a slot of the attention worker's GPU memory, o into one of the compute worker's, each followed by a number
-// (kernels/cuda/exchange/exchange_args.h). One slot a micro-batch and direction is enough: a sender has always
-// received the answer to what it sent before. Steps are numbered by the frames that begin them, so both sides know the
-// number. Reactor-owned.
+// (kernels/cuda/exchange/exchange_args.h). One slot a micro-batch and direction is enough: a sender has always received
+// the answer to what it sent before. Steps are numbered by the frames that begin them, so both sides know the number.
+// Threads: reactor-owned.
 class GpuExchange {
  public:
   static constexpr uint64_t kDeadlineNs = 2'000'000'000;

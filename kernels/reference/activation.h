@@ -2,7 +2,8 @@
 
 namespace dovetail::kernels::reference {
 
-// activation.h on one element, in double precision. Pure; for tests.
+// activation.h on one element, in double precision.
+// Threads: pure; for tests.
 double SiluMul(double gate, double up);
 double GeluMul(double gate, double up);
 double ReluMul(double gate, double up);

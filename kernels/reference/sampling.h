@@ -6,8 +6,8 @@
 
 namespace dovetail::kernels::reference {
 
-// sampling.h by full sorts and plain loops in double precision. Pure; for tests. Arguments must
-// satisfy sampling.h's checks.
+// sampling.h by full sorts and plain loops in double precision. Arguments must satisfy sampling.h's checks.
+// Threads: pure; for tests.
 struct Distribution {
   std::vector<double> z;      // processed logits over temperature; -inf where banned (greedy: the processed logits)
   std::vector<int32_t> kept;  // ids that can be drawn, ascending

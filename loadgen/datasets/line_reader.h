@@ -10,7 +10,8 @@
 namespace dovetail::loadgen {
 
 // The lines of a text file, plain or gzip (told by its first two bytes), without holding more of it than a line.
-// Thread-compatible. Decompression is ISA-L's, which the project links already.
+// Decompression is ISA-L's, which the project links already.
+// Threads: thread-compatible.
 class LineReader {
  public:
   static constexpr size_t kMaxLineBytes = size_t{64} << 20;

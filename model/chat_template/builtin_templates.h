@@ -9,14 +9,16 @@
 
 // Chat templates of our own for models that bring none: `--chat-template chatml`, or chosen by the special tokens of
 // the vocabulary. Each accepts text content as a string or as a list of {"type": "text", "text": ...} parts, and
-// refuses other parts. Pure; thread-safe.
+// refuses other parts.
+// Threads: pure.
 
 namespace dovetail::model {
 
 // chatml, llama3, gemma, mistral, llama2, zephyr, phi3.
 std::vector<std::string> BuiltinTemplateNames();
 
-// The Jinja source. Errors: kNotFound listing the names.
+// The Jinja source.
+// Errors: kNotFound listing the names.
 absl::StatusOr<std::string> BuiltinTemplate(std::string_view name);
 
 // The name of the template whose special tokens the vocabulary has: `has_token` says whether a text is one special

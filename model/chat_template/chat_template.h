@@ -46,7 +46,7 @@ struct Ast;
 // A chat template in the bounded Jinja subset that real chat templates use (docs in model/chat_template/limits.h for
 // its bounds): the language of Jinja 3.1 with trim_blocks, lstrip_blocks and loop controls, without anything that loads
 // other templates, and with exactly the filters, tests, methods and functions of builtins.h. Semantics are Python's.
-// Immutable and thread-safe.
+// Threads: immutable.
 class ChatTemplate {
  public:
   // Errors: kInvalidArgument naming the line of a syntax error, kResourceExhausted for a template beyond `limits`.

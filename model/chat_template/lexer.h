@@ -31,8 +31,9 @@ struct Token {
 };
 
 // Splits a template into tokens with Jinja's settings of chat templates: trim_blocks and lstrip_blocks on, one trailing
-// newline dropped, \r\n and \r read as \n. Comments and raw blocks are resolved here. Ends with kEnd. Errors:
-// kInvalidArgument naming the line. Pure.
+// newline dropped, \r\n and \r read as \n. Comments and raw blocks are resolved here. Ends with kEnd.
+// Errors: kInvalidArgument naming the line.
+// Threads: pure.
 absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source);
 
 // "chat template line 3: <what>", kInvalidArgument.

@@ -2,7 +2,8 @@
 #include "model/chat_template/ast.h"
 #include "model/chat_template/runtime.h"
 
-// Python's operators over template values. Errors: kInvalidArgument with Python's text, kResourceExhausted at a limit.
+// Python's operators over template values.
+// Errors: kInvalidArgument with Python's text, kResourceExhausted at a limit.
 
 namespace dovetail::model::jinja {
 

@@ -29,7 +29,8 @@ struct TemplateSources {
 
 // Reads "chat_template" (a string, a list of {name, template}, or an object of name to template), "bos_token" and
 // "eos_token" (strings, or objects with "content") of a tokenizer_config.json's text. A file without a template gives
-// none. Errors: kInvalidArgument naming the field.
+// none.
+// Errors: kInvalidArgument naming the field.
 absl::StatusOr<TemplateSources> ReadTokenizerConfigTemplates(std::string_view json);
 
 // The template for a request: tool_use when it has tools and there is one, else default, else the only one.

@@ -3,8 +3,8 @@
 #include <string>
 #include <string_view>
 
-// Code points of valid UTF-8, with Python's idea of white space, case and printability. Pure; thread-safe. Offsets are
-// bytes.
+// Code points of valid UTF-8, with Python's idea of white space, case and printability. Offsets are bytes.
+// Threads: pure.
 
 namespace dovetail::model::jinja {
 

@@ -35,10 +35,12 @@ struct TensorNeed {
   std::vector<StoredPlace> in_gguf;   // tried in order; empty: `gguf`, as described here
 };
 
-// Every weight of the model, in the order of use (checkpoint.h lists the canonical names). Pure.
+// Every weight of the model, in the order of use (checkpoint.h lists the canonical names).
+// Threads: pure.
 std::vector<TensorNeed> TensorsOf(const ModelConfig& config);
 
-// The weights of one layer of a model with linear states or experts. Pure.
+// The weights of one layer of a model with linear states or experts.
+// Threads: pure.
 bool IsHybrid(const ModelConfig& config);
 void AppendHybridLayer(const ModelConfig& config, size_t layer, std::vector<TensorNeed>& needs);
 

@@ -5,7 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "model/formats/json_file.h"
 
-// Reading of fields that hybrids share. Errors name file and field. Pure: any thread.
+// Reading of fields that hybrids share. Errors name file and field.
+// Threads: pure.
 
 namespace dovetail::model {
 

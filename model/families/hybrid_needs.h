@@ -10,7 +10,7 @@
 namespace dovetail::model {
 
 // What GGUF files call a layer's tensor that Hugging Face folders call `stored`; that itself where no GGUF is read.
-// Pure, as the functions below are but for the list they append to: any thread.
+// Threads: pure, as the functions below are but for the list they append to: any thread.
 std::string GgufName(const std::string& stored);
 
 // The weights of one layer of a hybrid, on their way into a list of needs. Names are given without the layer's prefix.

@@ -15,7 +15,8 @@ kernels::RowFormat RowFormatOf(GgmlType type);
 // pattern is defined (scales may be NaN or infinite, then so are the values). `out` does not overlap `blocks`. Rows lie
 // one after another in a file, so one call may span rows.
 //
-// The values are bit for bit those of ggml's own dequantiser (checked against vectors made with it). Pure; thread-safe.
+// The values are bit for bit those of ggml's own dequantiser (checked against vectors made with it).
+// Threads: pure.
 void Dequantize(GgmlType type, const std::byte* blocks, int64_t elements, float* out);
 
 }  // namespace dovetail::model

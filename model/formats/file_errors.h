@@ -4,7 +4,8 @@
 #include <string>
 #include <string_view>
 
-// Small pieces of the error texts of model files. Pure; thread-safe.
+// Small pieces of the error texts of model files.
+// Threads: pure.
 
 namespace dovetail::model {
 

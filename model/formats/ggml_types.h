@@ -5,7 +5,8 @@
 #include <string>
 #include <string_view>
 
-// Element and block types of stored weights, numbered as in GGUF (ggml-org/ggml, include/ggml.h). Pure; thread-safe.
+// Element and block types of stored weights, numbered as in GGUF (ggml-org/ggml, include/ggml.h).
+// Threads: pure.
 
 namespace dovetail::model {
 

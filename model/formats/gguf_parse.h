@@ -11,7 +11,8 @@
 #include "model/formats/ggml_types.h"
 
 // The bytes of one GGUF file as checked views. Format: ggml-org/ggml, docs/gguf.md. Everything is validated here, once,
-// against the bytes that are really there; nothing is copied, so hostile counts cost no memory. Pure; thread-safe.
+// against the bytes that are really there; nothing is copied, so hostile counts cost no memory.
+// Threads: pure.
 
 namespace dovetail::model {
 

@@ -8,18 +8,20 @@
 
 namespace dovetail::model {
 
-// The JSON files of a model, untrusted. Pure but for the reading; thread-safe.
+// The JSON files of a model, untrusted.
+// Threads: pure but for the reading; thread-safe.
 
 // config.json and its kin are at most this large and this deep.
 inline constexpr size_t kMaxJsonFileBytes = size_t{16} << 20;
 inline constexpr int kMaxJsonDepth = 32;
 
 // Parses JSON as Python writes it: Infinity and -Infinity become the largest finite double, and NaN becomes the string
-// "NaN", which no field that wants a number takes for one. `name` is for error texts. Errors: kInvalidArgument for text
-// that is too large, too deep or not JSON (with the byte at fault).
+// "NaN", which no field that wants a number takes for one. `name` is for error texts.
+// Errors: kInvalidArgument for text that is too large, too deep or not JSON (with the byte at fault).
 absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, std::string text);
 
-// Reads and parses a file. Errors: ParseJson's and MappedFile's (kNotFound when it is not there).
+// Reads and parses a file.
+// Errors: ParseJson's and MappedFile's (kNotFound when it is not there).
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::filesystem::path& path);
 
 // Reads of one object's fields. An absent or null field is nullopt; one of another type, or a number that does not fit,

@@ -9,7 +9,8 @@
 #include "base/status.h"
 
 // The bytes of one safetensors file as checked views. Format and its known attacks: huggingface/safetensors, README.md
-// and attacks/. Pure; thread-safe.
+// and attacks/.
+// Threads: pure.
 
 namespace dovetail::model {
 
@@ -28,8 +29,8 @@ inline constexpr uint64_t kSafetensorsMaxTensors = 65536;
 inline constexpr size_t kSafetensorsMaxDims = 8;
 
 // Reads `bytes`, called `name` in error texts: the tensors in the order of their offsets. They tile the data exactly:
-// no hole, no overlap, nothing behind the last. The result's spans view `bytes`. Errors: kDataLoss when the file ends
-// too early, kInvalidArgument otherwise.
+// no hole, no overlap, nothing behind the last. The result's spans view `bytes`.
+// Errors: kDataLoss when the file ends too early, kInvalidArgument otherwise.
 absl::StatusOr<std::vector<SafetensorsTensor>> ParseSafetensors(const std::string& name,
                                                                 std::span<const std::byte> bytes);
 

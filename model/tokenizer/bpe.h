@@ -22,7 +22,8 @@ struct MergeResult {
 };
 
 // Says which adjacent symbols merge: by a list of merges (tokenizer.json, GPT-2 style GGUF), or, where the file only
-// has scores (SPM-style GGUF), every pair that spells a token, best score first. Immutable and thread-safe once filled.
+// has scores (SPM-style GGUF), every pair that spells a token, best score first.
+// Threads: immutable once filled.
 class MergeRules {
  public:
   // A rule of a merge list; a pair that comes twice keeps its first rank.
@@ -51,9 +52,9 @@ struct BpeSymbol {
 };
 
 // Byte-pair merging of one piece: repeatedly joins the adjacent pair of lowest rank, the leftmost first among equals. A
-// heap with lazy deletion: O(n log n) time, about 36 bytes a symbol, no recursion. Thread-compatible: it keeps its
-// buffers from piece to piece.
+// heap with lazy deletion: O(n log n) time, about 36 bytes a symbol, no recursion.
 // Source: Sennrich et al. 2016; the heap as in SentencePiece (Kudo and Richardson 2018).
+// Threads: thread-compatible: it keeps its buffers from piece to piece.
 class BpeMerger {
  public:
   explicit BpeMerger(const MergeRules& rules) : rules_(rules) {}

@@ -7,10 +7,12 @@
 namespace dovetail::model {
 
 // Unicode normalisation form C of valid UTF-8. O(n log n) for any input, also for long runs of combining marks; text
-// without characters from U+0300 on is returned as it is. Pure; thread-safe.
+// without characters from U+0300 on is returned as it is.
+// Threads: pure.
 absl::StatusOr<std::string> NormalizeNfc(std::string_view text);
 
-// Whether every byte says that `text` is in that form already; often false of text that is. Pure.
+// Whether every byte says that `text` is in that form already; often false of text that is.
+// Threads: pure.
 bool SurelyNfc(std::string_view text);
 
 // No text has more bytes than so many times those of its normal form; 3.5 times is the most there is (U+1FBE U+0308

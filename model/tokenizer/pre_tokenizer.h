@@ -43,8 +43,9 @@ absl::StatusOr<GgufPre> PreTokenizerOfGguf(std::string_view name);
 // steps). kUnimplemented if there is none.
 absl::StatusOr<PreTokenizer> PreTokenizerOfPatterns(std::span<const std::string> patterns);
 
-// Cuts text into pieces. Immutable and thread-safe. Time and memory are linear in the text, the stack used does not
-// depend on it: the expressions run on PCRE2 with limits, never on std::regex.
+// Cuts text into pieces. Time and memory are linear in the text, the stack used does not depend on it: the expressions
+// run on PCRE2 with limits, never on std::regex.
+// Threads: immutable.
 class PieceSplitter {
  public:
   static absl::StatusOr<PieceSplitter> Create(PreTokenizer pre);

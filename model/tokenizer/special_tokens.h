@@ -23,7 +23,8 @@ struct TextFragment {
   size_t begin = 0, end = 0;  // bytes
 };
 
-// Finds special and user-defined tokens in raw text, leftmost first and longest among those. Immutable; thread-safe.
+// Finds special and user-defined tokens in raw text, leftmost first and longest among those.
+// Threads: immutable.
 class SpecialTokenCutter {
  public:
   // The tokens of `data` that are cut out of text: control and unknown ones, only where allowed, and user-defined ones,

@@ -21,8 +21,9 @@ struct StopMatch {
 
 // Watches streamed text for stop strings. The match is the one that ends first; of those ending there, the longest. So
 // the outcome is a pure function of the text: how it was cut into pushes does not matter. Text that may still be the
-// beginning of a stop string is held back (less than kMaxStopStringBytes).
-// Thread-compatible; copyable. Time O(bytes x stop strings). Source: Knuth, Morris and Pratt 1977.
+// beginning of a stop string is held back (less than kMaxStopStringBytes). Time O(bytes x stop strings).
+// Source: Knuth, Morris and Pratt 1977.
+// Threads: thread-compatible; copyable.
 class StopMatcher {
  public:
   // kInvalidArgument for more than kMaxStopStrings, an empty or over-long one, or invalid UTF-8; the message begins

@@ -27,12 +27,13 @@ struct EncodeOptions {
   size_t max_tokens = SIZE_MAX;  // Encode gives up on a text of more
 };
 
-// Text to token ids and back. Immutable and thread-safe after Create; blocks on nothing.
+// Text to token ids and back.
 //
 // Encoding: special tokens are cut out first (special_tokens.h), the rest is normalised, split (pre_tokenizer.h) and
 // merged (bpe.h). Every valid text encodes; time is O(n log n), memory about 60 bytes per byte of the longest piece.
 // Tokens of type control, unknown and unused are never the result of merging. Decoding works on bytes; ill-formed UTF-8
 // becomes U+FFFD as DrainUtf8 says.
+// Threads: immutable after Create; blocks on nothing.
 class Tokenizer {
  public:
   // Checks `data` and builds the tables. kInvalidArgument names the field and the entry: ids out of range, a spelling

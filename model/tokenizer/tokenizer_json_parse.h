@@ -19,7 +19,8 @@ struct ParsedTokenizerJson {
 };
 
 // kInvalidArgument for what is not JSON, deeper than 32 levels, or not of the expected shape; `name` begins the
-// messages. Pure.
+// messages.
+// Threads: pure.
 absl::StatusOr<ParsedTokenizerJson> ParseTokenizerJson(std::string_view name, std::string_view text);
 
 // A whole small JSON document as a tree, with the same limit on depth.

@@ -7,7 +7,8 @@
 namespace dovetail::model {
 
 // UTF-8 one step at a time, with the replacement rule of Unicode and WHATWG: one U+FFFD for each maximal part of an
-// ill-formed sequence. Pure functions.
+// ill-formed sequence.
+// Threads: pure.
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 

@@ -19,7 +19,8 @@
 namespace dovetail::scheduler {
 
 // Which sequences may start, and where: from the queue over a slot, room and perhaps a probe to workers that have
-// opened them. Threads: thread-compatible; deterministic.
+// opened them.
+// Threads: thread-compatible; deterministic.
 class Admission {
  public:
   // All outlive this.

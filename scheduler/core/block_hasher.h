@@ -7,7 +7,8 @@
 #include "proto/block_hash.h"
 
 // Names of KV blocks: a chain over a sequence's tokens, 64 at a time. Equal names mean equal content, equal model and
-// equal salt. Pure.
+// equal salt.
+// Threads: pure.
 
 namespace dovetail::scheduler {
 

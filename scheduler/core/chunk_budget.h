@@ -42,7 +42,8 @@ double ShareFor(std::span<const PromptClaim> claims);
 //   Result:        0 or more; infinity: there is no bound
 double ChunkSeconds(const ItlBudget& budget, double itl_s, double prompt_share);
 
-// A prompt's part in a step. Units: tokens, but for `seconds`.
+// A prompt's part in a step.
+// Units: tokens, but for `seconds`.
 struct ChunkLimits {
   Position ctx_len = 0;  // where it begins
   Position left = 0;     // of the prompt, from there on

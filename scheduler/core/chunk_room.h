@@ -9,7 +9,8 @@
 namespace dovetail::scheduler {
 
 // How long the next part of a prompt may take, by --prefill-itl-budget: what is asked of chunk_budget.h, for the
-// streams and prompts that there are. Threads: thread-compatible; deterministic.
+// streams and prompts that there are.
+// Threads: thread-compatible; deterministic.
 class ChunkRoom {
  public:
   // All outlive this.

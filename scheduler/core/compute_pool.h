@@ -15,7 +15,8 @@ namespace dovetail::scheduler {
 
 // The compute workers that serve, what is known of their speed, and how the micro-batches are divided between them:
 // each has as many as the others, micro-batch i belongs to worker i modulo their number, and what is left over may be
-// ranks of prefill groups. Threads: thread-compatible; deterministic.
+// ranks of prefill groups.
+// Threads: thread-compatible; deterministic.
 class ComputePool {
  public:
   explicit ComputePool(const SchedulerOptions& options)  // `options` outlives the pool

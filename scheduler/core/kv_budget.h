@@ -31,7 +31,8 @@ struct Extent {
 
 // How many KvBlocks the scheduler lets sequences use on each attention worker. A block is 64 tokens x one KV head x one
 // attention op. Only a promise: block ids stay with the workers, and blocks that the prefix cache shares are charged to
-// each of their users. Thread-compatible.
+// each of their users.
+// Threads: thread-compatible.
 class KvBudget {
  public:
   struct Worker {

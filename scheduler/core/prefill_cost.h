@@ -10,7 +10,8 @@
 #include "scheduler/core/prefill_forecast.h"
 
 // What a part of a prompt costs: bytes and floating-point operations by the model's table, and seconds by measured
-// rates. Pure functions; deterministic; no allocation.
+// rates.
+// Threads: pure; deterministic; no allocation.
 
 namespace dovetail::scheduler {
 

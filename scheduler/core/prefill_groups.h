@@ -21,7 +21,8 @@ namespace dovetail::scheduler {
 
 // Long prompts that several compute workers prefill together (proto::PrefillPart): one step of one sequence, with a
 // step for each rank. It is committed as a whole, or repeated as a whole. A rank's step has a micro-batch that is not
-// in use for ordinary steps. Threads: thread-compatible; deterministic.
+// in use for ordinary steps.
+// Threads: thread-compatible; deterministic.
 class PrefillGroups {
  public:
   // All outlive this.

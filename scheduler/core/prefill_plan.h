@@ -4,7 +4,8 @@
 
 #include "base/ids.h"
 
-// Which tokens of a prompt each rank of a prefill group takes. Pure functions; deterministic.
+// Which tokens of a prompt each rank of a prefill group takes.
+// Threads: pure; deterministic.
 
 namespace dovetail::scheduler {
 

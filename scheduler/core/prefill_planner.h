@@ -66,7 +66,8 @@ struct PrefillChoice {
   int ranks() const { return static_cast<int>(cuts.size()) - 1; }
 };
 
-// Single-threaded; deterministic. What it keeps of a worker goes with Forget...; the rest is of fixed size.
+// What it keeps of a worker goes with Forget...; the rest is of fixed size.
+// Threads: thread-compatible; deterministic.
 class PrefillPlanner {
  public:
   // `table` outlives it.

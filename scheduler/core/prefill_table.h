@@ -8,7 +8,8 @@
 #include "scheduler/core/prefill_volume.h"
 
 // What one long prompt would take over several ranks, by each exchange: those that are built, and those that are not,
-// to compare with. Pure functions. All times are predictions.
+// to compare with. All times are predictions.
+// Threads: pure.
 
 namespace dovetail::scheduler {
 

@@ -15,7 +15,8 @@ namespace dovetail::scheduler {
 
 // Sequences whose prompt attention workers were asked about: how much of it each has cached. What they find they pin
 // until the probe ends. A probe is over when all have answered, or after kProbeTimeout; then the sequence is placed,
-// and the probe ended. Threads: thread-compatible; deterministic.
+// and the probe ended.
+// Threads: thread-compatible; deterministic.
 class Probes {
  public:
   // All outlive this.

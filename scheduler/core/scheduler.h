@@ -94,9 +94,10 @@ struct SchedulerStats {
   StageTimes stage_times;  // of a layer, lately
 };
 
-// Decides everything the cluster does, and does nothing itself. Single-threaded, deterministic: the same events at the
-// same times give the same actions, in every process and in the simulator. No clock, thread, socket or log. At most
+// Decides everything the cluster does, and does nothing itself. No clock, thread, socket or log. At most
 // `SchedulerOptions` of anything.
+// Threads: thread-compatible; deterministic: the same events at the same times give the same actions, in every process
+// and in the simulator.
 class SchedulerCore {
  public:
   SchedulerCore(const SchedulerOptions& options, uint64_t seed);

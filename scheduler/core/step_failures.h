@@ -15,8 +15,8 @@
 namespace dovetail::scheduler {
 
 // What is done about steps that failed. Nothing of them was committed: their entries are as before the step. What can
-// be helped by trying again is planned again; what cannot ends requests. Threads: thread-compatible; deterministic. A
-// step is over for its micro-batch when one of these returns.
+// be helped by trying again is planned again; what cannot ends requests.
+// Threads: thread-compatible; deterministic. A step is over for its micro-batch when one of these returns.
 class StepFailures {
  public:
   // All outlive this.

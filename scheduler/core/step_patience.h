@@ -8,8 +8,8 @@ namespace dovetail::scheduler {
 
 // How long a compute worker may take for a step before it counts as failed: `least`, and for each unit of work ten
 // times what the slowest finished step of this worker took for one, at most kSlowest. Before a step of it has finished:
-// kSlowest. A unit of work is a new token and what it costs to attend over 1024 tokens. Thread-compatible;
-// deterministic.
+// kSlowest. A unit of work is a new token and what it costs to attend over 1024 tokens.
+// Threads: thread-compatible; deterministic.
 class StepPatience {
  public:
   // Of a CPU that does some 100 GFLOP/s for a model of 70 billion parameters.

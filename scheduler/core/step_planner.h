@@ -15,7 +15,8 @@
 namespace dovetail::scheduler {
 
 // What is in a step: a token of every running sequence, then as much of the prompts as the budget leaves, in equal
-// parts for tenants. Threads: thread-compatible; deterministic.
+// parts for tenants.
+// Threads: thread-compatible; deterministic.
 class StepPlanner {
  public:
   // All outlive this.

@@ -10,8 +10,8 @@
 namespace dovetail::scheduler {
 
 // Writes the entries of a step: what a compute worker must be told about each sequence in it. It keeps count of what
-// the step gives the worker to remember (token histories, lists of the sampling), at most kMaxBytesGiven. Threads:
-// thread-compatible.
+// the step gives the worker to remember (token histories, lists of the sampling), at most kMaxBytesGiven.
+// Threads: thread-compatible.
 class StepWriter {
  public:
   explicit StepWriter(const BlockNames& names) : names_(names) {}  // outlives the writer

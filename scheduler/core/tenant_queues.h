@@ -23,8 +23,9 @@ struct Tenant {
 
 // Which tenants wait for what, and which is next: always the one that was served least, so that each gets an equal part
 // of the tokens whatever it asks for. A tenant that comes back is lifted to the least counter of those present: being
-// away earns nothing. Source: virtual token counter, Sheng et al. 2024. Thread-compatible; references to a Tenant are
-// good until it leaves.
+// away earns nothing.
+// Source: virtual token counter, Sheng et al. 2024.
+// Threads: thread-compatible; references to a Tenant are good until it leaves.
 class TenantQueues {
  public:
   Tenant& Enter(const std::string& name);  // one more request of it

@@ -7,7 +7,8 @@
 namespace dovetail::scheduler {
 
 // The output tokens of one choice: the truth that streams, restarts and sampling history are made of. A token enters
-// once, in order, before it may be shown; nothing leaves until the request is forgotten. Thread-compatible.
+// once, in order, before it may be shown; nothing leaves until the request is forgotten.
+// Threads: thread-compatible.
 class TokenLog {
  public:
   enum class Outcome { kLogged, kAlreadyLogged, kGap };

@@ -18,7 +18,8 @@
 namespace dovetail::scheduler {
 
 // Workers that come and go: what lay on lost ones begins again at once, what lies on draining ones moves. Late events
-// are counted. Threads: thread-compatible; deterministic.
+// are counted.
+// Threads: thread-compatible; deterministic.
 class WorkerEvents {
  public:
   // All outlive this.

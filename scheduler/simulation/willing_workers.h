@@ -6,7 +6,8 @@
 #include "scheduler/core/events.h"
 
 // What workers answer that agree to everything and hold what they are told to hold: the events for a SchedulerCore's
-// actions, without any work behind them. When an answer comes is for the caller to decide. Pure functions: any thread.
+// actions, without any work behind them. When an answer comes is for the caller to decide.
+// Threads: pure.
 
 namespace dovetail::scheduler {
 

@@ -53,7 +53,8 @@ struct ServedEngine {
   int64_t kv_blocks = 0;  // shown in the metrics; 0: they change
 };
 
-// The HTTP API, and the gRPC one where asked for. Used by one thread.
+// The HTTP API, and the gRPC one where asked for.
+// Threads: used by one thread.
 class ApiServer {
  public:
   // Listens; says that it is loading until Serve(). `seed`: of requests that bring none. `spans`: where those of

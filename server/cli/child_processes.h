@@ -14,7 +14,8 @@
 namespace dovetail::cli {
 
 // Processes of this binary that a parent starts and stops. Their output appears line by line behind their names. They
-// get SIGTERM when the parent dies, however it dies. Thread-compatible.
+// get SIGTERM when the parent dies, however it dies.
+// Threads: thread-compatible.
 class ChildProcesses {
  public:
   ~ChildProcesses();  // StopAll

@@ -29,8 +29,9 @@ struct Answer {
   absl::Duration first_token, after_first;  // until the first token; from then to the last
 };
 
-// A conversation with a model, as the `run` command holds it. One thread, except Cancel. Without a chat template, or
-// where options ask for it, each message is continued alone.
+// A conversation with a model, as the `run` command holds it. Without a chat template, or where options ask for it,
+// each message is continued alone.
+// Threads: one thread, except Cancel.
 class Conversation {
  public:
   // All outlive it.

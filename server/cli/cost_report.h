@@ -28,7 +28,8 @@ struct ResultDetails {
   std::vector<AtRate> rates;  // of all results of the file that have a rate and these percentiles, by rate
 };
 
-// Reads what there is; what is missing or not as it should be is left out. `text`: a result a line. Pure.
+// Reads what there is; what is missing or not as it should be is left out. `text`: a result a line.
+// Threads: pure.
 ResultDetails ReadDetails(const std::string& text);
 
 // A layout, what was measured on it and what its tokens cost.
@@ -47,7 +48,8 @@ struct CostReportInput {
   std::vector<SplitAgainstWhole> comparisons;
 };
 
-// The report of `dovetail bench cost --report`. Pure.
+// The report of `dovetail bench cost --report`.
+// Threads: pure.
 report::Report CostReport(const CostReportInput& input);
 
 }  // namespace dovetail::cli

@@ -7,7 +7,8 @@
 #include "plan/cost.h"
 #include "report/figure.h"
 
-// What the reports of several commands have in common. Pure.
+// What the reports of several commands have in common.
+// Threads: pure.
 
 namespace dovetail::cli {
 

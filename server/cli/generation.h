@@ -9,8 +9,8 @@
 
 namespace dovetail::cli {
 
-// Collects one request's updates; for commands and tests that wait for the end. Thread-safe; the engine's thread
-// writes, one other waits.
+// Collects one request's updates; for commands and tests that wait for the end.
+// Threads: thread-safe; the engine's thread writes, one other waits.
 class CollectingSink final : public engine::GenerationSink {
  public:
   explicit CollectingSink(int choices = 1) : choices_(choices) {}

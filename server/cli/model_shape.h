@@ -12,7 +12,9 @@ namespace dovetail::cli {
 // Any model that commands take; of a Hugging Face folder, config.json is enough: then its weights are bf16 and zero.
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenShape(const std::string& model);
 
-// What a step of it has to do on CPUs, its weights kept as its files have them. Errors: those of Find. Pure.
+// What a step of it has to do on CPUs, its weights kept as its files have them.
+// Errors: those of Find.
+// Threads: pure.
 absl::StatusOr<plan::ModelWork> WorkOf(const model::Checkpoint& checkpoint, const proto::AttentionTable& attention);
 
 }  // namespace dovetail::cli

@@ -5,7 +5,8 @@
 #include "base/status.h"
 #include "plan/planner.h"
 
-// What becomes of a plan's layouts under other loads and other objectives: the same plan, made again. Pure.
+// What becomes of a plan's layouts under other loads and other objectives: the same plan, made again.
+// Threads: pure.
 
 namespace dovetail::cli {
 

@@ -10,7 +10,8 @@
 namespace dovetail::cli {
 
 // The report of `dovetail plan --report`. `break_even`: of the plan's cheapest split against its cheapest whole layout;
-// empty without both. Pure.
+// empty without both.
+// Threads: pure.
 report::Report PlanReport(const plan::PlanInput& input, const plan::Plan& plan, const PlanCurves& curves,
                           const std::vector<MeasuredLoad>& measured, const std::vector<SplitAgainstWhole>& break_even);
 

@@ -25,10 +25,12 @@ struct MeasuredLoad {
 // without latencies.
 absl::StatusOr<MeasuredLoad> ReadMeasured(const std::string& text, const plan::Plan& plan);
 
-// The mean of |Error()|, of the values whose name begins with `metric`, all where that is empty; 0 without one. Pure.
+// The mean of |Error()|, of the values whose name begins with `metric`, all where that is empty; 0 without one.
+// Threads: pure.
 double MeanError(const std::vector<MeasuredLoad>& loads, const std::string& metric);
 
-// A line for each value; empty without a load. Pure.
+// A line for each value; empty without a load.
+// Threads: pure.
 std::string MeasuredText(const std::vector<MeasuredLoad>& loads);
 
 }  // namespace dovetail::cli

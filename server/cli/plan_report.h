@@ -8,7 +8,8 @@
 
 namespace dovetail::cli {
 
-// A plan as text for people, and as JSON with every number. Pure.
+// A plan as text for people, and as JSON with every number.
+// Threads: pure.
 std::string PlanTable(const plan::PlanInput& input, const plan::Plan& plan, const std::vector<MeasuredLoad>& measured);
 std::string PlanJson(const plan::PlanInput& input, const plan::Plan& plan, const std::vector<MeasuredLoad>& measured);
 

@@ -8,7 +8,7 @@
 namespace dovetail::cli {
 
 // When a process that ended is started again: soon, and later and later while it ends soon after its start each time.
-// A value; thread-compatible.
+// Threads: thread-compatible; a value.
 class RestartPauses {
  public:
   static constexpr absl::Duration kFirst = absl::Milliseconds(200);

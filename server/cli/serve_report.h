@@ -34,7 +34,8 @@ struct ServeReportInput {
   std::vector<ServeRun> runs;  // in the order of their rates; may be empty
 };
 
-// The report of --report. Rates at which no request succeeded are in its tables and notes, not in its pictures. Pure.
+// The report of --report. Rates at which no request succeeded are in its tables and notes, not in its pictures.
+// Threads: pure.
 report::Report ServeReport(const ServeReportInput& input);
 
 }  // namespace dovetail::cli

@@ -9,12 +9,13 @@
 namespace dovetail::cli {
 
 // SIGTERM and SIGINT of this process. Constructed before any thread begins: they inherit that both are blocked. One in
-// a process. Thread-safe.
+// a process.
 //
 // Until OwnerEnds(), the process ends kPatience after the signal at the latest, whatever it is at: it reads a model
 // from a slow disk, waits for a peer that does not answer, builds a tokenizer. What it holds until then goes with it;
 // AtEnd() is for what does not. It ends with status 0 if it was to serve until the signal, and by that signal if it was
 // to finish something.
+// Threads: thread-safe.
 class StopSignal {
  public:
   static constexpr absl::Duration kPatience = absl::Milliseconds(500);

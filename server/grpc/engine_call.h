@@ -49,11 +49,14 @@ class EngineCall {
   const std::shared_ptr<CancelToken> cancel_ = std::make_shared<CancelToken>();
 };
 
-// As the client is told a refusal: an overload says when to come again. Thread-safe.
+// As the client is told a refusal: an overload says when to come again.
+// Threads: thread-safe.
 absl::Status ToldRefusal(const absl::Status& status, const EngineCall::Server& server);
-// How the engine ended a request that failed. Pure.
+// How the engine ended a request that failed.
+// Threads: pure.
 grpc::Status ErrorOf(const requests::GenerationUpdate& update);
-// kDeadlineExceeded to the client. Pure.
+// kDeadlineExceeded to the client.
+// Threads: pure.
 grpc::Status TimedOut(absl::Duration limit);
 
 }  // namespace dovetail::server

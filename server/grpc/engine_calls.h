@@ -10,7 +10,8 @@
 
 namespace dovetail::server {
 
-// The engine must not be called from a sink: what updates ask of it is done on this thread. Thread-safe.
+// The engine must not be called from a sink: what updates ask of it is done on this thread.
+// Threads: thread-safe.
 class EngineCalls {
  public:
   EngineCalls() : thread_([this] { Run(); }) {}

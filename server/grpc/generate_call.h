@@ -18,7 +18,8 @@
 namespace dovetail::server {
 
 // One Generate call: it waits in the queue until its request is read, then it runs. Kept alive by gRPC until OnDone, by
-// its task and by the engine until the request's end. Thread-safe.
+// its task and by the engine until the request's end.
+// Threads: thread-safe.
 class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::GenerateResponse>,
                            public engine::GenerationSink,
                            public EngineCall,

@@ -6,7 +6,8 @@
 namespace dovetail::server {
 
 // A checked generation request: what the HTTP API would make of the same fields. Errors name the field
-// (kInvalidArgument), or are kUnimplemented for what is not served; NeedsCompiling as Prepare has it. Pure.
+// (kInvalidArgument), or are kUnimplemented for what is not served; NeedsCompiling as Prepare has it.
+// Threads: pure.
 absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const vllm::grpc::engine::GenerateRequest& request,
                                                       const ServedModel& model, const RequestContext& context);
 

@@ -8,8 +8,8 @@
 
 namespace dovetail::server {
 
-// The updates of one request as messages: chunks while it streams, one `complete` for each choice. A value of one
-// thread.
+// The updates of one request as messages: chunks while it streams, one `complete` for each choice.
+// Threads: thread-compatible; a value.
 class GenerateResponseBuilder {
  public:
   GenerateResponseBuilder(const ServedModel& model, ResponseSpec spec);

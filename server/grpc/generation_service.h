@@ -39,7 +39,7 @@ struct GrpcServerOptions {
 // by the rules of the HTTP API (server/openai); stop strings end a choice here. A reader that is slow pauses its
 // request. Requests wait to be read in the intake's queue, at the cost of their memory, and its admission holds for
 // them: one too many is RESOURCE_EXHAUSTED. One that is cancelled, or whose deadline passes, leaves the queue.
-// Thread-safe.
+// Threads: thread-safe.
 class GrpcServer {
  public:
   // `engine` outlives it; `intake` and `metrics` are shared with the server's other APIs. kAlreadyExists: the port is

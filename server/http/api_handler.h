@@ -17,7 +17,8 @@
 namespace dovetail::server {
 
 // The routes: who may, what it means, which thread does it. Parsing, templates and tokenising run on the work queue;
-// everything else is short and runs on the I/O thread. Thread-safe.
+// everything else is short and runs on the I/O thread.
+// Threads: thread-safe.
 class ApiHandler : public HttpHandler {
  public:
   ApiHandler(const HttpServerOptions& options, std::shared_ptr<Intake> intake);

@@ -6,7 +6,8 @@
 
 namespace dovetail::server {
 
-// A key that a client presents, and the tenant that it then acts for. Immutable; thread-safe.
+// A key that a client presents, and the tenant that it then acts for.
+// Threads: immutable.
 struct ApiKey {
   std::string key;     // 1..1024 visible ASCII characters
   std::string tenant;  // 1..64 of A-Z a-z 0-9 . _ -; empty: a tenant of its own, named after the key's digest

@@ -8,7 +8,8 @@
 namespace dovetail::server {
 
 // The bytes that the bodies of all connections may hold together. Only bytes that came are counted, with what their
-// buffers reserve: a client that announces a long body and sends none of it takes nothing. Thread-safe.
+// buffers reserve: a client that announces a long body and sends none of it takes nothing.
+// Threads: thread-safe.
 class BodyBudget {
  public:
   explicit BodyBudget(size_t max_bytes) : max_bytes_(max_bytes) {}

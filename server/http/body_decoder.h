@@ -15,8 +15,8 @@ struct BodyLimits {
 };
 
 // Collects the body of one request, of known length or chunked, up to a limit. Chunk sizes are plain hexadecimal
-// digits, lines end in CRLF. Trailers are read and ignored, which RFC 9110, section 6.5.1 allows for every field. A
-// value of one thread.
+// digits, lines end in CRLF. Trailers are read and ignored, which RFC 9110, section 6.5.1 allows for every field.
+// Threads: thread-compatible; a value.
 class BodyDecoder {
  public:
   enum class Use { kKeep, kDrop };  // kDrop: only its end is looked for

@@ -11,8 +11,9 @@
 
 namespace dovetail::server {
 
-// Which web pages a browser lets use the API, besides those of the API's own origin. Source: the Fetch standard, "CORS
-// protocol". It keeps pages from using a browser; it keeps no other client from anything.
+// Which web pages a browser lets use the API, besides those of the API's own origin.
+// Source: the Fetch standard, "CORS protocol". It keeps pages from using a browser; it keeps no other client from
+// anything.
 struct CorsOptions {
   std::vector<std::string> origins;          // "https://chat.example.com"; {"*"}: every page; empty: none
   std::vector<std::string> methods = {"*"};  // that a page may use; "*": those of the API
@@ -23,7 +24,7 @@ struct CorsOptions {
   absl::Status Validate() const;
 };
 
-// Immutable; thread-safe.
+// Threads: immutable.
 class Cors {
  public:
   explicit Cors(CorsOptions options) : options_(std::move(options)) {}

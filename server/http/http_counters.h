@@ -8,7 +8,7 @@
 namespace dovetail::server {
 
 // What connections count, from the start of the server: before a model is served there are no metrics to count in.
-// Thread-safe.
+// Threads: thread-safe.
 class HttpCounters {
  public:
   void Refused(BodyRefusal why) { bodies_refused_[static_cast<size_t>(why)].fetch_add(1, std::memory_order_relaxed); }

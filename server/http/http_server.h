@@ -13,12 +13,13 @@
 namespace dovetail::server {
 
 // The OpenAI-style API of one model over HTTP/1.1. Starts to listen before the model is loaded (/live answers, /ready
-// does not), serves once it is told what. Thread-safe.
+// does not), serves once it is told what.
 //
 //   HttpServer server(options);
 //   DT_RETURN_IF_ERROR(server.Start());          // server.port()
 //   server.Serve(model, engine);
 //   ... SIGTERM: server.Drain(absl::Seconds(30)); server.Stop();
+// Threads: thread-safe.
 class HttpServer {
  public:
   // `intake`: shared with the server's other APIs; Stop() stops its queue, so they stop before. Null: one of its own,

@@ -19,8 +19,8 @@ enum class Scope {
 inline constexpr char kAnonymousTenant[] = "anonymous";  // of a server without keys
 inline constexpr char kUnnamedTenantPrefix[] = "key-";   // then 16 hexadecimal digits of the key's digest
 
-// The keys as SHA-256 digests; what a client sends is hashed and compared with all of them in constant time. Immutable;
-// thread-safe.
+// The keys as SHA-256 digests; what a client sends is hashed and compared with all of them in constant time.
+// Threads: immutable.
 class KeyRing {
  public:
   KeyRing(const std::vector<ApiKey>& api_keys, const std::vector<ApiKey>& metrics_keys);

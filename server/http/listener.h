@@ -23,7 +23,8 @@
 namespace dovetail::server {
 
 // The listening socket, the I/O threads and the connections they hold. When all places are taken (server/http/places.h)
-// probes are still answered, and other requests get a 503. Thread-safe.
+// probes are still answered, and other requests get a 503.
+// Threads: thread-safe.
 class Listener : private ConnectionOwner {
  public:
   // Both outlive the listener.

@@ -8,7 +8,8 @@
 
 namespace dovetail::server {
 
-// Lets a line that clients can cause into the log once in a while. Thread-safe.
+// Lets a line that clients can cause into the log once in a while.
+// Threads: thread-safe.
 class LogGate {
  public:
   using Time = std::chrono::steady_clock::time_point;

@@ -20,7 +20,8 @@ struct ConnectionLimit {
   int64_t connections = 0;  // not positive: there is no descriptor for one
   std::string why;          // "at most 69 connections: 128 files may be open (ulimit -n), ..."
 };
-// `wanted`: --max-connections. `files.in_use` without the connections that there are. Pure.
+// `wanted`: --max-connections. `files.in_use` without the connections that there are.
+// Threads: pure.
 ConnectionLimit LimitConnections(int wanted, const OpenFiles& files);
 
 }  // namespace dovetail::server

@@ -10,7 +10,8 @@
 namespace dovetail::server {
 
 // The envelope, and the headers that clients' retry logic reads: Retry-After on 429 and 503, x-should-retry: false on
-// 500, 501 and 504. Pure.
+// 500, 501 and 504.
+// Threads: pure.
 HttpResponse ErrorResponse(const ApiError& error);
 HttpResponse ErrorResponse(int status, const std::string& type, const std::string& message,
                            const std::string& code = "");

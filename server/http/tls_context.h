@@ -10,7 +10,8 @@
 
 namespace dovetail::server {
 
-// The server's side of TLS 1.2 and 1.3 for HTTP/1.1: certificate, key, and whose clients are let in. Thread-safe.
+// The server's side of TLS 1.2 and 1.3 for HTTP/1.1: certificate, key, and whose clients are let in.
+// Threads: thread-safe.
 class TlsContext {
  public:
   // Errors name the flag, the file and what is wrong: kInvalidArgument, kNotFound. A certificate that expired is only

@@ -10,7 +10,8 @@
 namespace dovetail::server {
 
 // TLS on one connected, non-blocking socket, from the server's side. Nothing blocks: what cannot go on says what the
-// caller must wait for, and is called again. One thread.
+// caller must wait for, and is called again.
+// Threads: one thread.
 class TlsSession {
  public:
   enum class Outcome {

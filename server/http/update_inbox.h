@@ -11,8 +11,8 @@ namespace dovetail::server {
 class Generation;
 
 // Carries updates from the engine's thread to one I/O thread. However many updates a step brings, the I/O thread is
-// woken once. Thread-safe. Outlives the I/O thread's context in the sinks that the engine still holds: closed, it drops
-// what comes.
+// woken once. Outlives the I/O thread's context in the sinks that the engine still holds: closed, it drops what comes.
+// Threads: thread-safe.
 class UpdateInbox : public std::enable_shared_from_this<UpdateInbox> {
  public:
   // `post` runs a task on the I/O thread.

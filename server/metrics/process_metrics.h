@@ -8,7 +8,8 @@
 namespace dovetail::server {
 
 // What Prometheus' client libraries say of a process, under their names (process_cpu_seconds_total and so on), and the
-// lines that its log has lost. Read from /proc; what cannot be read keeps its last value. Thread-safe.
+// lines that its log has lost. Read from /proc; what cannot be read keeps its last value.
+// Threads: thread-safe.
 class ProcessMetrics {
  public:
   explicit ProcessMetrics(prometheus::Registry& registry);  // outlives this

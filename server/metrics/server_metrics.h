@@ -31,10 +31,10 @@ struct RequestRecord {
 
 // Counters, gauges and histograms in Prometheus' text format: native names ("dovetail:...") and, for routers and
 // dashboards that know vLLM, the same values under vLLM's names ("vllm:...", labels model_name and engine="0").
-// Thread-safe.
 //
 // Conservation: prompt and generation token counters equal the sums over the per-request histograms, and what `usage`
 // says, for requests that ended well, were aborted, or failed.
+// Threads: thread-safe.
 class ServerMetrics {
  public:
   struct Info {

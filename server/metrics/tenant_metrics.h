@@ -8,8 +8,9 @@
 
 namespace dovetail::server {
 
-// Requests and tokens of each tenant: those of API keys. Thread-safe. There are at most kMostTenants series; the last
-// one is of all further tenants.
+// Requests and tokens of each tenant: those of API keys. There are at most kMostTenants series; the last one is of all
+// further tenants.
+// Threads: thread-safe.
 class TenantMetrics {
  public:
   static constexpr size_t kMostTenants = 256;

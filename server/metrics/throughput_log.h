@@ -7,7 +7,8 @@
 namespace dovetail::server {
 
 // A line of what the engine does, every kEvery while it has work, and a last one when it has none any more. It is of
-// the whole cluster: servers of one scheduler say the same. Thread-safe.
+// the whole cluster: servers of one scheduler say the same.
+// Threads: thread-safe.
 class ThroughputLog {
  public:
   static constexpr absl::Duration kEvery = absl::Seconds(10);

@@ -9,7 +9,8 @@
 #include "server/openai/answers/answer_parser.h"
 #include "server/openai/tools.h"
 
-// What a chat's answer is taken apart into, and how it is enforced. Pure; thread-safe.
+// What a chat's answer is taken apart into, and how it is enforced.
+// Threads: pure.
 
 namespace dovetail::server {
 

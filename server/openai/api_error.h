@@ -5,8 +5,8 @@
 #include "base/status.h"
 
 // Errors as OpenAI's clients expect them. Inside, an error is an absl::Status that may carry the field it is about; at
-// the edge it becomes an ApiError with an HTTP status and the envelope {"error": {message, type, param, code}}. Pure
-// functions; thread-safe.
+// the edge it becomes an ApiError with an HTTP status and the envelope {"error": {message, type, param, code}}.
+// Threads: pure; thread-safe.
 
 namespace dovetail::server {
 

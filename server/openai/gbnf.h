@@ -13,7 +13,8 @@ inline constexpr int kMaxGbnfParts = 20'000;  // of a rule, each counted as ofte
 // classes of characters, references, groups and repetitions, of which `root` is the text. The compiler's own notation
 // looks alike and has more, such as limits and tokens, which would not be enforced: so the rules are written anew.
 // kInvalidArgument names `param`, the line and what is wrong there (gbnf_rules.h; no rule root; a rule that may begin
-// with itself, that never ends, or that is too large). About linear in the text. Pure; thread-safe.
+// with itself, that never ends, or that is too large). About linear in the text.
+// Threads: pure.
 absl::StatusOr<std::string> EnforceableGbnf(const std::string& text, const std::string& param);
 
 // Likewise of rules that were read, whichever notation they came in; `root` is the index of that of the text.

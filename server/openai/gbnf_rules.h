@@ -34,7 +34,8 @@ struct Rule {
 
 // In the order in which the text first names them. kInvalidArgument names `param`, the line, and what is wrong there:
 // no such syntax, a rule that is defined twice or not at all, a limit above, or tokens of the model (`<...>`), which
-// are not supported. Linear in the text, which is UTF-8. Pure; thread-safe.
+// are not supported. Linear in the text, which is UTF-8.
+// Threads: pure.
 absl::StatusOr<std::vector<Rule>> ReadRules(const std::string& text, const std::string& param);
 
 }  // namespace dovetail::server::gbnf

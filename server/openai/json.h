@@ -6,7 +6,8 @@
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 
-// Request bodies as JSON, untrusted: every limit is checked while parsing, before memory is spent. Pure; thread-safe.
+// Request bodies as JSON, untrusted: every limit is checked while parsing, before memory is spent.
+// Threads: pure.
 
 namespace dovetail::server {
 

@@ -4,7 +4,8 @@
 #include "base/status.h"
 #include "server/openai/json.h"
 
-// JSON schemas that are enforced. Pure; thread-safe.
+// JSON schemas that are enforced.
+// Threads: pure.
 
 namespace dovetail::server {
 

@@ -12,7 +12,8 @@ namespace dovetail::server {
 // object with the one field "arguments". `spec` outlives it.
 std::unique_ptr<BlockAnswer> MakeMessagesAnswer(const ResponseSpec& spec);
 
-// The API's envelope, {"type": "error", "error": {type, message}}, as JSON. Pure.
+// The API's envelope, {"type": "error", "error": {type, message}}, as JSON.
+// Threads: pure.
 std::string MessagesErrorBody(const ApiError& error);
 
 }  // namespace dovetail::server

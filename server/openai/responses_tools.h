@@ -10,7 +10,7 @@ namespace dovetail::server {
 // The tools of /v1/responses as functions of a chat, and back. A tool of type custom, whose input is any text, is a
 // function with the one argument `input`. A function of a namespace has the namespace's name before its own.
 // Source: OpenAI's API reference (custom tools, namespaces), as Codex CLI uses them.
-// Threads: pure functions.
+// Threads: pure.
 
 // The name that the model sees; `group`: its namespace, may be empty.
 std::string ShownName(const std::string& group, const std::string& name);

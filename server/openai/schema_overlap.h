@@ -8,7 +8,8 @@
 namespace dovetail::server {
 
 // Whether values of one schema can be values of another, of schemas as EnforceableSchema gives them (json_schema.h).
-// What it does not see to be impossible it takes for possible. Pure.
+// What it does not see to be impossible it takes for possible.
+// Threads: pure.
 class SchemaOverlap {
  public:
   // The schema that a $ref names; null: there is none.

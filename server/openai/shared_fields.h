@@ -15,7 +15,8 @@ struct RefusedField {
 };
 
 // The fields of another API's body that mean what they mean in chats: all but its `own` and the refused ones.
-// kInvalidArgument names a refused one that asks for something. Pure.
+// kInvalidArgument names a refused one that asks for something.
+// Threads: pure.
 absl::StatusOr<Json> SharedFields(const Json& body, std::span<const std::string_view> own,
                                   std::span<const RefusedField> refused);
 

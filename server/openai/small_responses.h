@@ -6,8 +6,9 @@
 #include "server/openai/requests.h"
 #include "server/openai/served_model.h"
 
-// Bodies of the routes that do not generate, as JSON text. Pure. Errors carry the field (api_error.h).
-// `usable_len` is ServedModel::UsableLength() now: they give it as max_model_len.
+// Bodies of the routes that do not generate, as JSON text. Errors carry the field (api_error.h). `usable_len` is
+// ServedModel::UsableLength() now: they give it as max_model_len.
+// Threads: pure.
 
 namespace dovetail::server {
 

@@ -12,7 +12,8 @@ namespace dovetail::server {
 // Threads: pure
 std::string RegexOfFormat(std::string_view format);
 
-// Those that are, for error texts. Pure.
+// Those that are, for error texts.
+// Threads: pure.
 std::vector<std::string> EnforcedFormats();
 
 }  // namespace dovetail::server

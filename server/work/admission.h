@@ -11,9 +11,9 @@
 namespace dovetail::server {
 
 // Which requests are refused before they are read, and when they may come again. Knows what this server has in the
-// engine, by tenant, over all APIs. Which of several tenants must give way in a full queue the scheduler decides;
-// what is certain to be refused there (a tenant that alone fills most of the queue) is refused here, where it costs
-// nothing. Thread-safe.
+// engine, by tenant, over all APIs. Which of several tenants must give way in a full queue the scheduler decides; what
+// is certain to be refused there (a tenant that alone fills most of the queue) is refused here, where it costs nothing.
+// Threads: thread-safe.
 class Admission {
  public:
   // kResourceExhausted: the queue is full; kAborted: it is, and others have less of it than this tenant.

@@ -33,8 +33,8 @@ struct RegionFront {
 };
 static_assert(offsetof(RegionFront, asleep) == 64 && offsetof(RegionFront, ring) == 4096);
 
-// How the two ends touch what both see. Stateless: thread-safe. Tests put a machine in its place that reorders all that
-// it may.
+// How the two ends touch what both see. Tests put a machine in its place that reorders all that it may.
+// Threads: thread-safe; stateless.
 struct CpuMemory {
   void Write(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
   void Read(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
@@ -50,7 +50,8 @@ struct CpuMemory {
   void Fence() const { std::atomic_thread_fence(std::memory_order_seq_cst); }
 };
 
-// The writing peer's end. Reactor-owned; the region outlives it. Never blocks.
+// The writing peer's end. Never blocks.
+// Threads: reactor-owned; the region outlives it.
 template <typename Memory>
 class BasicRingWriter {
  public:
@@ -73,7 +74,8 @@ class BasicRingWriter {
   [[no_unique_address]] Memory memory_;
 };
 
-// The owner's end. Reactor-owned; the region outlives it.
+// The owner's end.
+// Threads: reactor-owned; the region outlives it.
 template <typename Memory>
 class BasicRingReader {
  public:

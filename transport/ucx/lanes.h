@@ -6,7 +6,8 @@
 #include "base/status.h"
 
 // Lanes are the transports that may carry data between two nodes. What is asked for is what is used: UCX by itself
-// falls back silently. Pure functions of their arguments: thread-safe.
+// falls back silently.
+// Threads: pure functions of their arguments: thread-safe.
 
 namespace dovetail::transport::ucx {
 

@@ -10,9 +10,9 @@
 namespace dovetail::transport::ucx {
 
 // What one node holds of one peer's frames: those not handed over yet, in the order of their sequence numbers however
-// they arrived, and the tensors that were handed over but not answered. The mirror of the peer's SendWindow.
-// Thread-compatible; allocates only in the constructor. What was given back last is used first, since it is in the
-// cache.
+// they arrived, and the tensors that were handed over but not answered. The mirror of the peer's SendWindow. What was
+// given back last is used first, since it is in the cache.
+// Threads: thread-compatible; allocates only in the constructor.
 class ReceiveWindow {
  public:
   struct Frame {

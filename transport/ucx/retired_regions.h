@@ -11,7 +11,8 @@ namespace dovetail::transport::ucx {
 
 // Regions of peers that were removed. Such a peer may have been stopped in the middle of a PUT and may continue at any
 // time. So its region stays mapped and is not used for another peer. It is freed when its writer says that it cannot
-// write any more (as a port does that ends) or when the writer's process has ended. Reactor-owned.
+// write any more (as a port does that ends) or when the writer's process has ended.
+// Threads: reactor-owned.
 class RetiredRegions {
  public:
   explicit RetiredRegions(uint64_t max_bytes) : max_bytes_(max_bytes) {}

@@ -19,9 +19,9 @@ inline bool IsAnswer(const proto::FrameHeader& header) {
 }
 
 // What one node has sent to one peer and may not forget: frames the peer has not been handed (at most
-// kMaxFramesInFlight, since they are unread) and tensors it has not answered. Thread-compatible; allocates only in the
-// constructor. A frame that the fabric has read is the first to be used again: its memory is in the cache, where a walk
-// through all of them would have left nothing.
+// kMaxFramesInFlight, since they are unread) and tensors it has not answered. A frame that the fabric has read is the
+// first to be used again: its memory is in the cache, where a walk through all of them would have left nothing.
+// Threads: thread-compatible; allocates only in the constructor.
 class SendWindow {
  public:
   struct Frame {

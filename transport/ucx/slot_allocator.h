@@ -5,8 +5,8 @@
 namespace dovetail::transport::ucx {
 
 // Hands out slots of a peer's receive region: a buddy allocator, since tensors are freed in another order than they
-// were sent. The slot last freed of a size is the next one used, so that it is still in a cache. Thread-compatible;
-// allocates only in the constructor; O(log size) otherwise.
+// were sent. The slot last freed of a size is the next one used, so that it is still in a cache.
+// Threads: thread-compatible; allocates only in the constructor; O(log size) otherwise.
 class SlotAllocator {
  public:
   static constexpr uint64_t kSmallestSlot = 4096;

@@ -5,8 +5,9 @@
 // makes the same pieces anew, under the same numbers. A peer that still has an earlier address (from a greeting that
 // lay in memory while its reader was stopped, for example) would open the new piece: another incarnation's queue, on
 // which UCX 1.13 aborts while it is half made (mm_posix.c, "length > 0"). So numbers once used stay out of use for a
-// while, and a process that opens one is refused. Stateless: thread-safe. No errors: a number that cannot be kept is
-// reused. Linux (memfd_create(2), F_SEAL_WRITE).
+// while, and a process that opens one is refused. No errors: a number that cannot be kept is reused. Linux
+// (memfd_create(2), F_SEAL_WRITE).
+// Threads: thread-safe; stateless.
 
 namespace dovetail::transport::ucx {
 

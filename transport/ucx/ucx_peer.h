@@ -24,7 +24,7 @@ namespace dovetail::transport::ucx {
 class UcxPort;
 
 // One incarnation of another node, as a UcxPort sees it: an endpoint, what was sent over it and what came.
-// Reactor-owned, as its port; outlives its endpoint's callbacks: the port keeps it until Closed().
+// Threads: reactor-owned, as its port; outlives its endpoint's callbacks: the port keeps it until Closed().
 class UcxPeer {
  public:
   UcxPeer(UcxPort& port, const NodeAddress& address, uint64_t max_bytes);

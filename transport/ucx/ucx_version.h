@@ -11,7 +11,8 @@ struct UcxVersion {
 // FailedPrecondition names both and the remedy.
 absl::Status CheckUcxVersion(UcxVersion built, UcxVersion loaded);
 
-// The same of this program. Any thread.
+// The same of this program.
+// Threads: thread-safe.
 absl::Status CheckLoadedUcx();
 
 }  // namespace dovetail::transport::ucx

@@ -20,7 +20,8 @@ struct UcxWorkerOptions {
   absl::Duration keepalive = absl::Seconds(1);
 };
 
-// One ucp_context and one ucp_worker, set up by this program and not by the environment. Reactor-owned.
+// One ucp_context and one ucp_worker, set up by this program and not by the environment.
+// Threads: reactor-owned.
 class UcxWorker {
  public:
   // kFailedPrecondition: this host has no such lane. The message names the option.

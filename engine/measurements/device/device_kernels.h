@@ -6,8 +6,9 @@
 #include "plan/device_profile.h"
 
 // Rates of a CPU's kernels, as plan::DeviceProfile has them. Each function blocks for some seconds, runs on the
-// stream's pool and keeps the best of several runs. `seconds` is how long each of its points is measured. Errors:
-// kResourceExhausted without the memory (about 250 MiB), and those of the kernels. Thread-compatible.
+// stream's pool and keeps the best of several runs. `seconds` is how long each of its points is measured.
+// Errors: kResourceExhausted without the memory (about 250 MiB), and those of the kernels.
+// Threads: thread-compatible.
 
 namespace dovetail::engine {
 

@@ -5,10 +5,10 @@
 
 namespace dovetail::engine {
 
-// What steps take beyond products and attention, from small models without weights in an EmbeddedCluster on `device`,
-// a CPU. `profile` has the products and the attention that are subtracted. `threads` are those of the device. Blocks
-// for about ten seconds; writes a config.json to the folder for temporary files. Errors: those of EmbeddedCluster;
-// kResourceExhausted without a temporary folder.
+// What steps take beyond products and attention, from small models without weights in an EmbeddedCluster on `device`, a
+// CPU. `profile` has the products and the attention that are subtracted. `threads` are those of the device. Blocks for
+// about ten seconds; writes a config.json to the folder for temporary files.
+// Errors: those of EmbeddedCluster; kResourceExhausted without a temporary folder.
 absl::StatusOr<plan::StepOverhead> MeasureStepOverhead(kernels::Device& device, int threads,
                                                        const plan::DeviceProfile& profile);
 
@@ -25,7 +25,8 @@ struct OverheadSamples {
   int sequences = 2;
   double more_vocabulary = 0;  // entries of the large vocabulary less those of the small one
 };
-// Solves for the parts, none below 0. Pure.
+// Solves for the parts, none below 0.
+// Threads: pure.
 plan::StepOverhead FitOverhead(const OverheadSamples& samples);
 
 }  // namespace dovetail::engine

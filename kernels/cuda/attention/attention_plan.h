@@ -44,7 +44,8 @@ struct PieceBytes {
 PieceBytes PieceBytesOf(int32_t grid, int32_t tiles, int value_dim);
 
 // Every block that some row of an item sees is in exactly one span per group of row tiles; a group that sees nothing
-// has one pretended block. kInvalidArgument for more than 2^30 blocks, or without items. Pure.
+// has one pretended block. kInvalidArgument for more than 2^30 blocks, or without items.
+// Threads: pure.
 absl::StatusOr<AttentionPlan> PlanAttention(std::span<const PlannedItem> items, int group, int window,
                                             int multiprocessors);
 

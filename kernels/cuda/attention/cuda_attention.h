@@ -65,7 +65,8 @@ struct CudaAttentionRun {
   size_t kv_offset_bytes = 0;
 };
 
-// The plan of one step and the device memory that it lies in. Thread-compatible; must not outlive the device.
+// The plan of one step and the device memory that it lies in.
+// Threads: thread-compatible; must not outlive the device.
 class CudaAttention {
  public:
   // Which kernel attends items that both could: the faster one, or always the same.

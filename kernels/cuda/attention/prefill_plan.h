@@ -9,7 +9,8 @@
 namespace dovetail::kernels::cuda {
 
 // Which items of a step the kernel for many rows attends, and which thread block attends which of their tiles. Made on
-// the host once a step from lengths alone; nothing is compiled or kept for a length. Pure.
+// the host once a step from lengths alone; nothing is compiled or kept for a length.
+// Threads: pure.
 
 struct PrefillItem {
   PlannedItem rows;

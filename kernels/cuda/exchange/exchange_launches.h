@@ -3,7 +3,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// Each enqueues one kernel and returns a cudaError_t. Any host thread, one at a time per stream.
+// Each enqueues one kernel and returns a cudaError_t.
+// Threads: any host thread, one at a time per stream.
 int LaunchExchangeAwait(const ExchangeAwaitLaunch* launch, void* stream);
 int LaunchExchangeGiveTurn(const ExchangeGiveTurnLaunch* launch, void* stream);
 int LaunchExchangeSignal(const ExchangeSignalLaunch* launch, void* stream);

@@ -10,7 +10,8 @@ namespace dovetail::kernels::cuda {
 // All: check, enqueue one kernel, return.
 // Errors: kInvalidArgument, before anything runs, for null pointers, odd sizes or strides (elements are moved in pairs)
 // and sizes outside the limits; kInternal if the device is lost.
-// Threads: thread-safe on different streams. Memory: allocate nothing, and may be captured.
+// Threads: thread-safe on different streams.
+// Memory: allocate nothing, and may be captured.
 // Numbers: activations are in a wire type, sums in f32; a row's bits depend on that row only.
 // Oracles: moe.h on the CPU; budgets in tests/kernels_cuda/.
 

@@ -5,8 +5,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// y = x w^T (+ y) through cuBLASLt. Movable through unique_ptr; must not outlive its device. Thread-safe on different
-// streams only if those are ordered: calls share one workspace.
+// y = x w^T (+ y) through cuBLASLt. Movable through unique_ptr; must not outlive its device.
+// Threads: thread-safe on different streams only if those are ordered: calls share one workspace.
 class CudaGemm {
  public:
   static constexpr size_t kDefaultWorkspaceBytes = size_t{32} << 20;

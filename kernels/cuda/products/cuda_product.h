@@ -9,7 +9,8 @@ namespace dovetail::kernels::cuda {
 
 // y = x W^T (+ bias) (+ y) whatever W is kept in: 16 bits through cuBLASLt; 4 or 8 bits by kernels that read the codes
 // for up to kMostKeptRows rows, and beyond by unpacking some rows of W at a time, which cuBLASLt then finds in the L2.
-// Thread-safe on different streams only if those are ordered: calls share memory. Must not outlive its device.
+// Must not outlive its device.
+// Threads: thread-safe on different streams only if those are ordered: calls share memory.
 class CudaProduct {
  public:
   // Measured on an H200 (bench/results/2026-11-22-cuda-quantised.md): for more rows unpacking is faster.

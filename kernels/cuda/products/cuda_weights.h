@@ -57,7 +57,7 @@ class CudaWeights {
 };
 
 // Fills weights, piece by piece: host threads produce rows in f32 and round them while the piece before travels.
-// Thread-compatible; must not outlive its device.
+// Threads: thread-compatible; must not outlive its device.
 class CudaWeightLoader {
  public:
   // kResourceExhausted.

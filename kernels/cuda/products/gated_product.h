@@ -9,9 +9,9 @@ namespace dovetail::kernels::cuda {
 //
 // Enqueues it, or kProductRefused: m below 65 or above 256, which are not bound by arithmetic or take several rounds; k
 // below 64; x, w and y not on 16-byte boundaries with n, k and strides in multiples of 8 elements; n that no tile
-// divides well among the multiprocessors; a GPU for which the kernel has no code (other than compute capability 9.0).
-// w is read before kernels that were enqueued earlier have ended: none may write it. Else cudaError_t as int.
-// Thread-safe.
+// divides well among the multiprocessors; a GPU for which the kernel has no code (other than compute capability 9.0). w
+// is read before kernels that were enqueued earlier have ended: none may write it. Else cudaError_t as int.
+// Threads: thread-safe.
 int LaunchGatedProduct(const GatedProductCall* call, const DeviceLimits* device, void* stream);
 
 }  // namespace dovetail::kernels::cuda

@@ -10,7 +10,7 @@ namespace dovetail::kernels::cuda {
 // Which algorithm each product takes, kept from process to process: choices are made by time, and another choice may
 // round otherwise, so that without the table a token at a near-tie could differ from start to start. A text file of one
 // line a product, for one kind of GPU and one version of cuBLASLt, whose algorithms are bytes that only it understands.
-// Thread-compatible.
+// Threads: thread-compatible.
 class ProductTable {
  public:
   static constexpr size_t kAlgorithmBytes = 64;

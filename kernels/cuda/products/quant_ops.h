@@ -6,8 +6,9 @@ namespace dovetail::kernels::cuda {
 
 // Ops on weights that stay in 4 or 8 bits (quant_args.h). All: check, enqueue, return. kInvalidArgument, before
 // anything runs, for null or misaligned pointers, and sizes outside the limits; kInternal if the device is lost.
-// Thread-safe on different streams. Allocate nothing. Oracles: kernels/reference/; budgets in
-// tests/kernels_cuda/cuda_quant_test.cc.
+// Allocate nothing.
+// Oracles: kernels/reference/; budgets in tests/kernels_cuda/cuda_quant_test.cc.
+// Threads: thread-safe on different streams.
 
 inline constexpr int32_t kMostQuantRows = 1024;
 

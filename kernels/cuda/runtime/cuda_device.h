@@ -102,7 +102,8 @@ struct CudaDeviceOptions {
   int host_threads = 1;  // of the pool for work on the host's side
 };
 
-// A GPU behind Device. Memory is pooled (memory_pool.h) and not zeroed. Thread-safe after creation.
+// A GPU behind Device. Memory is pooled (memory_pool.h) and not zeroed.
+// Threads: thread-safe after creation.
 class CudaDevice : public Device {
  public:
   // kNotFound, kFailedPrecondition as SurveyCuda says why; kInvalidArgument for an index that no GPU has.
@@ -157,7 +158,8 @@ class CudaDevice : public Device {
 };
 
 // Host memory that copies to and from a GPU reach without staging, behind Device: for tensors that the host packs or
-// takes apart on their way. Thread-safe; `device` outlives it.
+// takes apart on their way.
+// Threads: thread-safe; `device` outlives it.
 class PinnedHost final : public Device {
  public:
   explicit PinnedHost(CudaDevice& device) : device_(device) {}

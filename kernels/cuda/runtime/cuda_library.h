@@ -9,7 +9,8 @@
 namespace dovetail::kernels::cuda {
 
 // libdovetail_cuda.so, opened at run time, so that every binary starts on machines without a GPU and can say what is
-// missing. Immutable and thread-safe once opened; stays open for the life of the object, which must outlive all that
+// missing.
+// Threads: immutable once opened; stays open for the life of the object, which must outlive all that
 // was made with it.
 class CudaLibrary {
  public:

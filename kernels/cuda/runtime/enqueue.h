@@ -8,7 +8,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// What the ops on a GPU have in common: checks of their arguments, and the launch itself. Thread-safe.
+// What the ops on a GPU have in common: checks of their arguments, and the launch itself.
+// Threads: thread-safe.
 
 inline constexpr int32_t kMaxOpRows = 65535;
 

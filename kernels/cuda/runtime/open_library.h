@@ -9,8 +9,9 @@ namespace dovetail::kernels::cuda {
 // user's and the system's. What exists of the latter, in that order. Reads the environment; thread-safe.
 std::vector<std::string> LibraryFolders(const std::string& file, int cuda_major);
 
-// Opens `file` from the first of them that has it; it stays open for the life of the process. Null: there is none, and
-// `tried` says where it was looked for. Thread-safe.
+// Opens `file` from the first of them that has it; it stays open for the life of the process.
+// Null: there is none, and `tried` says where it was looked for.
+// Threads: thread-safe.
 void* OpenLibrary(const std::string& file, int cuda_major, std::string& tried);
 
 }  // namespace dovetail::kernels::cuda

@@ -7,8 +7,8 @@
 namespace dovetail::kernels::cuda {
 
 // Small host data on its way to the device, once a step: assembled in pinned memory, one copy, no waiting. What was
-// sent lies at device() until the next Send, for work that the stream was given before it. Thread-compatible; must not
-// outlive its device.
+// sent lies at device() until the next Send, for work that the stream was given before it.
+// Threads: thread-compatible; must not outlive its device.
 class StagedUpload {
  public:
   explicit StagedUpload(CudaDevice& device) : device_(device) {}

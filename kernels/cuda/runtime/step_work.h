@@ -19,7 +19,8 @@ namespace dovetail::kernels::cuda {
 // rows. The second step of a kind is recorded; the first lets products choose their algorithms.
 //
 // Uploads are not part of it: they go at once, ahead of the launches, and overlap with another micro-batch's step that
-// still runs (CudaStream::Upload). Thread-compatible; must not outlive the device.
+// still runs (CudaStream::Upload).
+// Threads: thread-compatible; must not outlive the device.
 class StepWork {
  public:
   using Enqueue = std::function<absl::Status(CudaStream&)>;

@@ -10,7 +10,7 @@
 namespace dovetail::kernels::cuda {
 
 // Draws one token a row of logits on the GPU; only tokens come back. Parameters travel in one copy.
-// Thread-compatible; must not outlive its device.
+// Threads: thread-compatible; must not outlive its device.
 class CudaSampler {
  public:
   struct Row {

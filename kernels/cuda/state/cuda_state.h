@@ -15,8 +15,9 @@ namespace dovetail::kernels::cuda {
 // CPU. Sums are in f32; keys, values (or u) and vector decays of a block's tokens are kept in 16 bits.
 //
 // kInvalidArgument, before anything runs, for shapes, pointers and sizes outside what is said here; kInternal if the
-// device is lost. Enqueue and return; may be captured. Thread-safe on different streams. Oracle:
-// kernels/reference/linear_state.h; budgets in tests/kernels_cuda/cuda_state_test.cc.
+// device is lost. Enqueue and return; may be captured.
+// Oracle: kernels/reference/linear_state.h; budgets in tests/kernels_cuda/cuda_state_test.cc.
+// Threads: thread-safe on different streams.
 
 // The shape, layout and flags of a launch, for pieces of piece_bytes. kUnimplemented: a rank-one update.
 absl::StatusOr<StateLaunch> StateLaunchFor(const LinearStateShape& shape, size_t piece_bytes, WireType wire);

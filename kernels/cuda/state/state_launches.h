@@ -3,8 +3,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// Each enqueues one kernel and returns a cudaError_t.
-// Any host thread, one at a time per stream. Arguments are checked by the callers (cuda_state.h).
+// Each enqueues one kernel and returns a cudaError_t. Arguments are checked by the callers (cuda_state.h).
+// Threads: any host thread, one at a time per stream.
 int LaunchStateAppend(const StateLaunch* launch, void* stream);
 int LaunchStateDecode(const StateLaunch* launch, void* stream);
 int LaunchStateChunkPrepare(const StateLaunch* launch, void* stream);

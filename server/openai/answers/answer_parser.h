@@ -38,7 +38,8 @@ class AnswerPieces {
 // Takes the text of one answer apart as it comes: thoughts, content and calls of functions. How the text is cut into
 // pushes changes nothing in what comes out. What is no valid call is content: no text is lost, except white space
 // around calls and thoughts, and the format's own marks. Text that is not decided yet is held back, a few KiB at most.
-// Arguments are what the model wrote: JSON where the model keeps to its format. Thread-compatible.
+// Arguments are what the model wrote: JSON where the model keeps to its format.
+// Threads: thread-compatible.
 class AnswerParser {
  public:
   virtual ~AnswerParser() = default;

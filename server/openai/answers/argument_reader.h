@@ -9,7 +9,7 @@
 namespace dovetail::server {
 
 // Turns the arguments of one call, as a model writes them, into the text of a JSON object, piece by piece.
-// Thread-compatible.
+// Threads: thread-compatible.
 class ArgumentReader {
  public:
   virtual ~ArgumentReader() = default;

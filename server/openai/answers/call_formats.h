@@ -9,7 +9,8 @@
 #include "server/openai/answers/answer_parser.h"
 #include "server/openai/json.h"
 
-// The formats in which models write calls, by name. Each has a file of its own. Pure; thread-safe.
+// The formats in which models write calls, by name. Each has a file of its own.
+// Threads: pure.
 
 namespace dovetail::server {
 
@@ -42,7 +43,8 @@ struct CallFormat {
 const CallFormat* FindCallFormat(std::string_view name);
 std::vector<std::string> CallFormatNames();
 
-// The format that a chat template writes calls in. Null: it writes none that is known here.
+// The format that a chat template writes calls in.
+// Null: it writes none that is known here.
 const CallFormat* CallFormatOf(std::string_view chat_template);
 
 // For their files.

@@ -12,7 +12,8 @@ enum class Found {
 };
 
 // Reads the beginning of a text that may go on. Once something is not there, or not decided, the rest of the calls do
-// nothing. What is decided of a text is decided the same of every longer one. Thread-compatible.
+// nothing. What is decided of a text is decided the same of every longer one.
+// Threads: thread-compatible.
 class Cursor {
  public:
   // `last`: nothing follows the text, so that everything is decided. The text outlives the cursor.

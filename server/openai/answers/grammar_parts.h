@@ -6,7 +6,8 @@
 #include "server/openai/answers/call_formats.h"
 #include "server/openai/json.h"
 
-// Parts of xgrammar's structural tags, as JSON. Pure; thread-safe.
+// Parts of xgrammar's structural tags, as JSON.
+// Threads: pure.
 
 namespace dovetail::server::parts {
 

@@ -5,7 +5,8 @@
 namespace dovetail::server {
 
 // Where a JSON value ends that comes in pieces. It looks at strings and brackets alone: what is no JSON ends somewhere,
-// too, or nowhere. Thread-compatible.
+// too, or nowhere.
+// Threads: thread-compatible.
 class JsonExtent {
  public:
   // How many bytes of `text` belong to the value; all of them, unless it is done.

@@ -11,7 +11,8 @@ namespace dovetail::server {
 // How grammars spell this model's marks. The model outlives it.
 MarkSpeller MarksOf(const ServedModel& model);
 
-// The special tokens that the parsers of these formats read as text, in order. Null: no format.
+// The special tokens that the parsers of these formats read as text, in order.
+// Null: no format.
 std::vector<TokenId> MarkTokens(const ServedModel& model, const CallFormat* calls, const ThoughtFormat* thoughts);
 
 }  // namespace dovetail::server

@@ -18,7 +18,8 @@ struct ThoughtFormat {
 const ThoughtFormat* FindThoughtFormat(std::string_view name);
 std::vector<std::string> ThoughtFormatNames();
 
-// The format that a chat template knows. Null: none.
+// The format that a chat template knows.
+// Null: none.
 const ThoughtFormat* ThoughtFormatOf(std::string_view chat_template);
 
 // A thought at the beginning of an answer, and the answer behind it for `answer` to read (null: all of it is content).
