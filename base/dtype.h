@@ -7,7 +7,8 @@
 
 namespace dovetail {
 
-// Element types of activations, KV and wire tensors. Quantised weight blocks are model::GgmlType. All pure.
+// Element types of activations, KV and wire tensors. Quantised weight blocks are model::GgmlType.
+// Threads: plain values and pure functions.
 enum class DType : uint8_t { kF32 = 0, kF16 = 1, kBF16 = 2 };
 
 constexpr size_t SizeOf(DType type) { return type == DType::kF32 ? 4 : 2; }

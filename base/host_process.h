@@ -7,7 +7,7 @@ namespace dovetail {
 // A process, as another one on the same host finds it. One that waits for a processor is as silent as one that was
 // stopped; the kernel knows which of the two it is.
 //
-// Threads: a value; the functions are thread-safe. They read /proc and do not wait.
+// Threads: thread-compatible; a value. The functions are thread-safe; they read /proc and do not wait.
 struct HostProcess {
   // The host, and the namespaces of processes and networks in it: only where all are equal does the number mean the
   // same process, and no cable lie between the two. Empty: not known.

@@ -7,10 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 
-// Strong integer ids: a SequenceId is not a WorkerId. Immutable values, ordered and hashable; 0 is a valid id.
+// Strong integer ids: a SequenceId is not a WorkerId. Values, ordered and hashable; 0 is a valid id.
 
 namespace dovetail {
 
+// Threads: thread-compatible; a value.
 template <typename Tag, typename Int = uint64_t>
 class StrongId {
  public:

@@ -8,8 +8,8 @@
 // of a row depend on what it sees and on nothing else: a shard that holds some of the segments returns the maximal
 // aligned subtrees of its range, and the node that joins shards folds them in the same tree.
 //
-// Pure integer functions: both ends of the wire derive the structure of a row's partials from its position, window and
-// the shard's range.
+// Both ends of the wire derive the structure of a row's partials from its position, window and the shard's range.
+// Threads: pure.
 
 namespace dovetail {
 

@@ -12,12 +12,13 @@
 
 namespace dovetail {
 
+// Threads: thread-compatible; a value.
 struct SpanAttribute {
   const char* key;  // a literal
   std::variant<std::string, int64_t, double> value;
 };
 
-// A piece of work of one trace that has ended. A plain value.
+// A piece of work of one trace that has ended.
 struct Span {
   TraceContext parent;     // parent.span 0: it is the trace's first
   uint64_t id = 0;         // 0: nothing refers to it

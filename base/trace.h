@@ -9,8 +9,9 @@
 
 namespace dovetail {
 
-// What a node did and when, to show what ran at the same time: the last kMostSpans of it. One thread
-// writes; reading waits until it has stopped. Recording neither allocates nor locks.
+// What a node did and when, to show what ran at the same time: the last kMostSpans of it. Recording neither allocates
+// nor locks.
+// Threads: thread-compatible; one thread adds spans, and they are read after it has stopped.
 class Trace {
  public:
   static constexpr size_t kMostSpans = 1 << 16;

@@ -6,8 +6,9 @@
 
 namespace dovetail {
 
-// Where in a distributed trace a piece of work belongs. A plain value.
+// Where in a distributed trace a piece of work belongs.
 // Source: W3C Trace Context, level 1
+// Threads: thread-compatible; a value.
 struct TraceContext {
   uint64_t trace_high = 0, trace_low = 0;  // the trace's id; both 0: there is none
   uint64_t span = 0;                       // the span under which the work is done
