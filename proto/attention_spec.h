@@ -11,6 +11,7 @@
 
 // What an attention worker is told about a model: one small table, sent at join. It loads no weights and reads no
 // config.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 
@@ -86,8 +87,8 @@ struct LinearConstants {
 
 using AttentionSpec = std::variant<SoftmaxSpec, LinearSpec>;
 
-// The attention ops of a model in layer order, each in the layer group of ops with an equal spec. Immutable after
-// Build().
+// The attention ops of a model in layer order, each in the layer group of ops with an equal spec.
+// Threads: immutable after Build().
 struct AttentionTable {
   std::vector<AttentionSpec> groups;       // by LayerGroup
   std::vector<LayerGroup> op_group;        // by attention op

@@ -21,6 +21,7 @@
 
 namespace dovetail::proto {
 
+// Threads: thread-compatible.
 class Encoder {
  public:
   static constexpr bool kDecoding = false;
@@ -66,6 +67,7 @@ class Encoder {
   std::vector<std::byte>& out_;
 };
 
+// Threads: thread-compatible.
 class Decoder {
  public:
   static constexpr bool kDecoding = true;

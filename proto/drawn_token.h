@@ -8,6 +8,7 @@ namespace dovetail::proto {
 
 // In StepEntry::tokens, as the only one: the token at ctx_len is what the step that was sent to this compute worker
 // just before draws for the sequence. That step may still run. If it fails, so does this one, with the same status.
+// Threads: plain values and pure functions.
 inline constexpr TokenId kDrawnBefore = -2;
 
 inline bool IsDrawnBefore(const StepEntry& entry) {

@@ -5,6 +5,7 @@
 #include "proto/step_plan.h"
 
 // Fields(archive, value) of the structs that several messages hold. Private to proto/.
+// Threads: as the archive: one thread at a time.
 
 namespace dovetail::proto {
 

@@ -7,8 +7,8 @@
 #include "base/status.h"
 
 // What a Fabric moves: a header of 64 bytes and a payload. Tensors are raw payloads whose layout both ends compute
-// (step_layout.h); every other payload is an encoded message (sequence_frames.h, step_plan.h). Plain values and pure
-// functions.
+// (step_layout.h); every other payload is an encoded message (sequence_frames.h, step_plan.h).
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 

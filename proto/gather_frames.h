@@ -3,6 +3,7 @@
 
 // Frames by which K and V of earlier tokens come to a compute worker in pieces (StepLayout::pieces). `digest` is the
 // number of the piece. The pieces of an op come between its k and v and its kPartial, and only as they are asked for.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 

@@ -9,7 +9,7 @@
 // A head switch between the ranks of a prefill group: PrefixExchange::kSwitch. In each softmax op a rank, which has all
 // heads of its tokens, gets some KV heads of all tokens of the group, attends to them, and gives back what that made.
 // The transfers of q, k, v and o are those of proto::Switch (token_layout.h) between a cut of the tokens and an even
-// cut of the heads. Pure functions of values that every rank has, so both ends of a transfer compute the same.
+// cut of the heads. All follows from values that every rank has, so both ends of a transfer compute the same.
 //   Units:   tokens, KV heads, bytes on the wire
 //   Threads: thread-safe
 //   Source:  DeepSpeed Ulysses, arXiv 2309.14509; forward only

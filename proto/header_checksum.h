@@ -11,7 +11,7 @@ namespace dovetail::proto {
 // CRC-32C, as Crc32c() in frame.h computes it, of the bytes of a header that come before its field `checksum`. They are
 // as many for every header of its type, so that nothing loops and nothing is called: a message has four such checksums
 // to be made or compared.
-// Threads: pure: thread-safe.
+// Threads: pure.
 template <typename Header>
 inline uint32_t ChecksumOfHeader(const Header& header) {
   constexpr size_t kBytes = offsetof(Header, checksum);

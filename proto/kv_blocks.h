@@ -6,7 +6,7 @@
 #include "proto/attention_spec.h"
 
 // How many KvBlocks sequences of a model take.
-// Threads: pure functions: thread-safe, no errors.
+// Threads: pure.
 
 namespace dovetail::proto {
 

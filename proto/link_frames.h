@@ -3,6 +3,7 @@
 
 // Frames between a compute worker and an attention worker whose GPUs exchange layers by themselves
 // (exchange/cuda/gpu_exchange.h). Their epoch is the attention worker's.
+// Threads: plain values.
 
 namespace dovetail::proto {
 

@@ -8,8 +8,8 @@
 #include "base/status.h"
 #include "proto/attention_spec.h"
 
-// Which attention worker holds which tokens and heads of a sequence: data, never a code path. Plain values and pure
-// functions.
+// Which attention worker holds which tokens and heads of a sequence: data, never a code path.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 

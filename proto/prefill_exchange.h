@@ -64,7 +64,7 @@ constexpr PrefixExchange ExchangeOf(PrefixExchange exchange, int ranks) {
   return ranks < 2 && IsBetweenRanks(exchange) ? PrefixExchange::kGather : exchange;
 }
 
-// As --prefill-exchange and plan-prefill spell them. Static strings; thread-safe.
+// As --prefill-exchange and plan-prefill spell them. Static strings.
 const char* NameOf(PrefixExchange exchange);
 const char* NameOf(LinearExchange exchange);
 

@@ -13,6 +13,7 @@ inline constexpr int kMaxPrefillRanks = 16;
 //   Units:  tokens
 //   Rules:  rank 0 begins at base and the last rank ends at end; the others begin on a multiple of kSegmentTokens.
 //           Only the last rank may draw a token. A sequence has one group at a time: a later one has a greater id.
+// Threads: plain values.
 struct PrefillPart {
   StepId group;       // the step of rank 0, less than that of any other rank
   Position base = 0;  // tokens before it are committed when the group begins

@@ -5,8 +5,9 @@
 #include "proto/step_layout.h"
 #include "proto/step_plan.h"
 
-// What prompts' steps move and compute so that their tokens see earlier ones. Pure functions and plain values: both
-// the code that measures a step and the code that predicts one count with these.
+// What prompts' steps move and compute so that their tokens see earlier ones. Both the code that measures a step and
+// the code that predicts one count with these.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 

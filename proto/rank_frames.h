@@ -6,6 +6,7 @@
 // `op` is the attention op. `digest` is the sender's rank; but in a ring that whose K and V they are, in kRankTaken
 // that of the frame, in kRankOutputs kMaxPrefillRanks more, so that answers tell it from a kRankHeads, and in
 // kRankState 0. A step's number is used once, so it tells what came late or twice.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 

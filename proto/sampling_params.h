@@ -23,9 +23,9 @@ struct Grammar {
   bool operator==(const Grammar&) const = default;
 };
 
-// How the next token of a sequence is chosen; a plain value that travels in the step plan. The server validates ranges
-// (server/). A draw is argmax(logit / temperature + Gumbel(seed, position, token id)) over the candidates that the
-// filters leave.
+// How the next token of a sequence is chosen. Travels in the step plan. The server validates ranges (server/). A draw
+// is argmax(logit / temperature + Gumbel(seed, position, token id)) over the candidates that the filters leave.
+// Threads: thread-compatible; a value.
 struct SamplingParams {
   float temperature = 1.0f;  // 0: greedy
   int32_t top_k = 0;         // 0: all
@@ -66,7 +66,8 @@ inline SamplingParams WithoutLists(const SamplingParams& from) {
   return params;
 }
 
-// What of a sequence's sampling grows with its request. Immutable once made.
+// What of a sequence's sampling grows with its request.
+// Threads: immutable once made.
 struct SamplingLists {
   std::vector<std::pair<TokenId, float>> logit_bias;
   std::vector<TokenId> allowed_token_ids;  // empty: all

@@ -14,8 +14,9 @@
 #include "proto/step_layout.h"
 
 // The messages about sequences, between the scheduler and attention workers, and StepBegin from the compute worker.
-// Plain values; Encode and Decode are exact inverses; Decode checks every length and range before use (kInvalidArgument
-// names the field).
+// Encode and Decode are exact inverses. Decode checks every length and range before use.
+// Errors: kInvalidArgument names the field.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 

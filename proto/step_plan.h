@@ -15,8 +15,10 @@
 #include "proto/sampling_params.h"
 
 // A step is one micro-batch of sequences, each with q_len >= 1 new tokens: decode is q_len = 1, a prefill chunk
-// hundreds. StepPlan goes from the scheduler to a compute worker, StepResult comes back. Plain values; Encode and
-// Decode are exact inverses and Decode validates everything before use (kInvalidArgument names the field).
+// hundreds. StepPlan goes from the scheduler to a compute worker, StepResult comes back. Encode and Decode are exact
+// inverses, and Decode validates everything before use.
+// Errors: kInvalidArgument names the field.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 

@@ -5,6 +5,7 @@
 // sequence_parallel/switch_exchange.h). `epoch` is the group's: one forming of it. `step` and `op` number the group's
 // switches, and grow. `digest` names the piece: the switch's fingerprint and, in the lowest kSwitchPieceBits, its
 // number within what one rank sends to another.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 

@@ -11,8 +11,9 @@
 // How one tensor lies over P ranks, and what travels to make it lie otherwise. This is the one primitive of sequence
 // parallelism: the dynamic switch of DSP (arXiv 2403.10266), the exchange of tokens for heads of Ulysses (2309.14509),
 // gathering, splitting, and the hand-over into a placement that is cut otherwise are all a Switch between two Layouts.
-// Plain values and pure functions, immutable once made, so thread-safe; nothing here moves a byte
-// (sequence_parallel/switch_exchange.h does). Nothing of it travels: every rank computes the same Switch.
+// Nothing here moves a byte (sequence_parallel/switch_exchange.h does). Nothing of it travels: every rank computes the
+// same Switch.
+// Threads: plain values, immutable once made, and pure functions.
 
 namespace dovetail::proto {
 

@@ -9,8 +9,9 @@
 #include "proto/frame.h"
 #include "proto/sequence_frames.h"
 
-// A plain value; Encode and Decode are exact inverses, and Decode checks what it reads (kInvalidArgument names the
-// field).
+// Encode and Decode are exact inverses, and Decode checks what it reads.
+// Errors: kInvalidArgument names the field.
+// Threads: plain values and pure functions.
 
 namespace dovetail::proto {
 
