@@ -11,8 +11,9 @@
 #include "base/trace_context.h"
 #include "proto/sampling_params.h"
 
-// A generation request and its updates, as the server, the control plane and the scheduler share them. Plain values:
-// text, HTTP and JSON stay in server/.
+// A generation request and its updates, as the server, the control plane and the scheduler share them. Text, HTTP and
+// JSON stay in server/.
+// Threads: plain values.
 
 namespace dovetail::requests {
 
@@ -26,7 +27,8 @@ enum class Pooling : uint8_t {
   kCls = 3,   // the first token's
 };
 
-// Immutable once submitted; shared (shared_ptr<const>) between the server that made it and the scheduler that runs it.
+// Shared (shared_ptr<const>) between the server that made it and the scheduler that runs it.
+// Threads: immutable once submitted.
 struct GenerationRequest {
   RequestId id;
   std::string tenant;           // the unit of billing and fairness, and the salt of the prefix cache
