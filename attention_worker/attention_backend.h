@@ -20,7 +20,7 @@ enum class KvStorage : uint8_t {
 
 // What an AttentionWorkerCore asks for, done on a device over one arena of KV blocks. The per-op functions neither
 // allocate nor lock once PrepareStep has grown the buffers.
-// Threads: reactor-owned, which calls it in the order of the core's actions.
+// Threads: reactor-owned; the node calls it in the order of the core's actions.
 class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;

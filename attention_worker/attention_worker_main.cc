@@ -48,7 +48,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     return blocks;
   }
 
-  void AddPeer(const control::Peer&) override {}  // it answers whom the connector lets through
+  void AddPeer(const control::Peer&) override {}  // it answers every peer of the connector
   // Steps of a dead compute worker are replaced by the next ones.
   void RemovePeer(const control::Peer& peer) override { node_->LosePeer(peer.node); }
   int Poll() override { return node_->Poll(); }

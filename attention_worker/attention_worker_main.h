@@ -23,6 +23,7 @@ struct AttentionWorkerMainOptions {
 };
 
 // For WorkerMain. `device` outlives the node.
+// Threads: thread-safe; the node that it returns has the rule of control::WorkerNode.
 std::unique_ptr<control::WorkerNode> MakeAttentionWorker(const AttentionWorkerMainOptions& options,
                                                          kernels::Device& device, transport::Connector& connector,
                                                          const control::JoinReply& membership);

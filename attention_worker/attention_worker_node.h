@@ -17,7 +17,7 @@
 namespace dovetail::attention {
 
 // An attention worker: core + device + port.
-// Threads: reactor-owned: one event loop calls Poll().
+// Threads: reactor-owned; the event loop calls Poll().
 class AttentionWorkerNode final : public transport::FrameHandler {
  public:
   // `device`, `port` and `clock` outlive the node. kInvalidArgument for options out of range, kResourceExhausted if the

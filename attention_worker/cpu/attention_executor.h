@@ -18,6 +18,7 @@
 namespace dovetail::attention {
 
 // Runs the kernels that an AttentionWorkerCore asks for on the CPU.
+// Threads: reactor-owned, as AttentionBackend; kernels use the threads of the device's pool as well.
 class AttentionExecutor final : public AttentionBackend {
  public:
   // Bytes of one KvBlock of this model: the largest over its layer groups, since all share the arena.

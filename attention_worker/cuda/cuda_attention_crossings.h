@@ -11,7 +11,7 @@ namespace dovetail::attention {
 //
 // Order: Use and Begin for each step; for each op TakeQuery, then Run; Launch.
 // Errors: what fails refuses the step.
-// Threads: those of the executor.
+// Threads: reactor-owned, as the executor.
 class CudaAttentionExecutor::Crossing {
  public:
   explicit Crossing(CudaAttentionExecutor& executor) : executor_(executor) {}  // outlives it
@@ -63,6 +63,7 @@ class CudaAttentionExecutor::Crossing {
 };
 
 // ThroughHosts: payloads are copied to the device, the answer is copied back, and each op is waited for.
+// Threads: reactor-owned, as Crossing.
 class CudaAttentionExecutor::HostCrossing final : public Crossing {
  public:
   using Crossing::Crossing;
@@ -78,6 +79,7 @@ class CudaAttentionExecutor::HostCrossing final : public Crossing {
 
 // OnOneGpu: an op is a part of the step's work, which the compute worker launches. It writes new K and V to the blocks
 // itself where they are whole.
+// Threads: reactor-owned, as Crossing.
 class CudaAttentionExecutor::OneGpuCrossing final : public Crossing {
  public:
   OneGpuCrossing(CudaAttentionExecutor& executor, exchange::SharedGpu& gpu) : Crossing(executor), gpu_(gpu) {}
@@ -93,6 +95,7 @@ class CudaAttentionExecutor::OneGpuCrossing final : public Crossing {
 
 // BetweenGpus: kernels wait for q, k and v in this worker's memory and store o into the peer's. Steps of several
 // micro-batches run side by side, each in a stream of its own.
+// Threads: reactor-owned, as Crossing.
 class CudaAttentionExecutor::PeerCrossing final : public Crossing {
  public:
   PeerCrossing(CudaAttentionExecutor& executor, int micro_batches) : Crossing(executor), steps_(micro_batches) {}

@@ -16,7 +16,8 @@ namespace dovetail::attention {
 
 // Attention on a GPU, over one arena of KV blocks there (kernels/cuda/attention/kv_layout.h). A step's lengths are
 // planned and its block table is uploaded once; each op then is an append and one pass. Where q, k and v come from,
-// where o goes, and when launches run is the affair of the step's Crossing (cuda_attention_crossings.h).
+// where o goes, and when launches run is decided by the step's Crossing (cuda_attention_crossings.h).
+// Threads: reactor-owned, as AttentionBackend.
 class CudaAttentionExecutor final : public AttentionBackend {
  public:
   // kUnimplemented for other types than bf16 and f16; kResourceExhausted when the device has no

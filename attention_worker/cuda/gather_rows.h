@@ -16,7 +16,8 @@ struct HeadRows {
   bool bf16 = true;               // the wire's type; else f16
 };
 
-// Blocks of E4M3 are widened, which is exact. Host memory both, the caller's; any thread.
+// Blocks of E4M3 are widened, which is exact. Both lie in host memory of the caller.
+// Threads: reentrant; calls that write the same rows must not overlap.
 void GatherBlock(const std::byte* block, const HeadRows& out);
 
 }  // namespace dovetail::attention
