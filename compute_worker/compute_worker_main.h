@@ -12,6 +12,7 @@ namespace dovetail::compute {
 // A compute worker of a cluster, for WorkerMain. `model` and `device` outlive the node. `digest` is what the model was
 // announced with: a cluster that is configured for another is refused.
 // A trace goes to `trace_file` when an incarnation ends; empty: none.
+// Threads: thread-safe; the node that it returns has the rule of control::WorkerNode.
 std::unique_ptr<control::WorkerNode> MakeComputeWorker(const model::LoadedModel& model, uint64_t digest,
                                                        kernels::Device& device, transport::Connector& connector,
                                                        const ComputeWorkerTuning& tuning = {},

@@ -45,7 +45,7 @@ struct ComputeWorkerTuning {
 };
 
 // A compute worker: core + device + port + clock.
-// Threads: reactor-owned: one event loop calls Poll().
+// Threads: reactor-owned; the event loop calls Poll().
 class ComputeWorkerNode final : public transport::FrameHandler {
  public:
   // All references outlive the node. `scheduler` gets the step results. kResourceExhausted when the device has no

@@ -17,7 +17,7 @@
 namespace dovetail::compute {
 
 // What a compute worker does on its device: the dense pieces of a step, the tensors at the seam, the end of the step.
-// Threads: reactor-owned, which calls it in the order of the core's actions; micro-batches interleave.
+// Threads: reactor-owned; the node calls it in the order of the core's actions, and micro-batches interleave.
 class DenseBackend {
  public:
   virtual ~DenseBackend() = default;
@@ -144,7 +144,8 @@ class DenseBackend {
   virtual absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) = 0;
 };
 
-// Weights that lie on a device, and can be computed with there. Immutable; outlives its backends.
+// Weights that lie on a device, and can be computed with there. Outlives its backends.
+// Threads: immutable.
 class DenseBackendFactory {
  public:
   virtual ~DenseBackendFactory() = default;

@@ -11,6 +11,7 @@ namespace dovetail::compute {
 
 // Payloads in frames, from host memory to host memory: for any placement and device. Takes every step. Payloads that
 // the device has not computed yet are sent late, as are those that come behind them.
+// Threads: reactor-owned, as Crossing.
 class HostCrossing final : public Crossing {
  public:
   // All outlive it.

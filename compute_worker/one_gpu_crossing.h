@@ -11,6 +11,7 @@ class SharedGpu;
 namespace dovetail::compute {
 
 // On the GPU that this worker shares with the only attention worker of a step: payloads of frames are addresses there.
+// Threads: reactor-owned, as Crossing.
 class OneGpuCrossing final : public Crossing {
  public:
   // All outlive it.

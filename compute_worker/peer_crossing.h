@@ -12,6 +12,7 @@ namespace dovetail::compute {
 
 // By the GPUs of two processes themselves, with no host between the step's begin and its tokens (ADR 26). Prompts of
 // the step may be attended here (ADR 65).
+// Threads: reactor-owned, as Crossing.
 class PeerCrossing final : public Crossing {
  public:
   // All outlive it. `required`: a step whose attention workers have GPUs must cross this way.
@@ -44,6 +45,7 @@ inline constexpr size_t kMostPromptRuns = 64;
 // or, of a prompt, nothing; and `gpu_of` each of them says which GPU it has that this one is linked with, at most
 // kMostExchangePeers and no two the same. Processes that share a GPU take turns on it, so one that waits there holds up
 // the other. Empty: no link. `spread` is scratch.
+// Threads: pure, except for `spread`.
 bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
                      const std::function<std::string_view(NodeId)>& gpu_of, RowSpread& spread);
 

@@ -7,7 +7,7 @@ namespace dovetail::compute {
 
 // Whose the rows of a step are, where every sequence lies whole on one attention worker: those of a worker's part are
 // its payloads' rows, in the order of the step. K and V of all of them go there. Those of a prompt that is attended
-// here, all of it, are no rows of q and o. A value; SpreadRows keeps the capacity.
+// here, all of it, are no rows of q and o. SpreadRows keeps the capacity.
 // Threads: thread-compatible.
 struct RowSpread {
   struct Row {

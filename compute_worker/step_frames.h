@@ -10,6 +10,7 @@ namespace dovetail::compute {
 //
 // Errors: those of the port and of the backend. A peer that cannot be reached is no error: it is about to be declared
 // lost, which ends the step by LoseAttentionWorker. Failing the step here would blame the request.
+// Threads: reactor-owned, as the port.
 absl::Status UnlessUnreachable(const absl::Status& sent);
 
 // `type`: proto::FrameType::kStepBegin or proto::kStepBeginOnDevice.

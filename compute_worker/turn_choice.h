@@ -11,7 +11,7 @@ namespace dovetail::compute {
 // depends on GPU, model, rows and on how long attention takes, so it is measured. For each load some steps run side by
 // side, some take turns, and whichever took a step less time goes on until both are measured again. All steps under way
 // go by the same load, so they agree.
-// Threads: not thread-safe; deterministic.
+// Threads: thread-compatible; deterministic.
 class TurnChoice {
  public:
   enum class Policy { kMeasured, kSideBySide, kTurns };

@@ -7,9 +7,10 @@
 
 namespace dovetail::compute {
 
-// What another rank of a prefill group sent, as it is kept until it is used. A value; copying it copies no bytes.
+// What another rank of a prefill group sent, as it is kept until it is used. Copying it copies no bytes.
 //   Bytes:     in host memory, or on the device of the worker that got them: only its backend reads them
-//   Ownership: `owner` keeps them; what it frees may be freed by any thread
+//   Ownership: `owner` keeps them
+//   Threads:   thread-compatible; the last copy of `owner` may be released by any thread
 struct RankTensor {
   RankTensor() = default;
   RankTensor(std::span<const std::byte> memory, std::shared_ptr<const void> keeper)

@@ -4,7 +4,8 @@
 namespace dovetail::compute {
 
 // A step through a model as a straight line of stages: dense pieces, cut at attention. Built once from the model's
-// typed layer steps (ProgramOf in compute_worker/cpu/dense_executor.h); immutable afterwards.
+// typed layer steps (ProgramOf in compute_worker/cpu/dense_executor.h).
+// Threads: immutable once built.
 enum class StageKind {
   kDense,          // run dense piece `index`
   kSendQuery,      // send q of attention op `index` to the workers of its layer group

@@ -10,6 +10,7 @@
 namespace dovetail::compute {
 
 // The dense pieces on the CPU. `model`, `table` and `device` outlive it.
+// Threads: reactor-owned, as DenseBackend.
 class CpuDense final : public DenseBackend {
  public:
   CpuDense(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device,

@@ -22,7 +22,7 @@ namespace dovetail::compute {
 // Order: Use and Begin for each step; for each op BeforeHeads, LeaveFrom, Leave, AttendPrompts if the step has any that
 // are attended here, Arriving, Arrive; BeforeDraws, Launch. Pack... of an op come behind its Leave, in ascending order.
 // Errors: what fails ends the step.
-// Threads: those of CudaDense.
+// Threads: reactor-owned, as CudaDense.
 class CudaCrossing {
  public:
   virtual ~CudaCrossing() = default;

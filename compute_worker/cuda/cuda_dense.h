@@ -27,6 +27,7 @@ namespace dovetail::compute {
 // A step whose launches are collected is enqueued when all its pieces are known, and recorded
 // (kernels/cuda/runtime/step_work.h). Such a step is drawn on the device, too, and the next one may take its tokens
 // there.
+// Threads: reactor-owned, as DenseBackend.
 class CudaDense final : public DenseBackend {
  public:
   // Takes all memory that a step of options.max_step_tokens rows needs: kResourceExhausted if it is not there.

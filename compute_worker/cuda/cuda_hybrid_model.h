@@ -12,6 +12,7 @@
 namespace dovetail::compute {
 
 // y = x W^T + bias on a GPU. Device pointers.
+// Threads: immutable once loaded.
 struct CudaProjection {
   kernels::cuda::CudaWeights weights;     // [out][in]
   std::unique_ptr<kernels::Buffer> bias;  // [out] in the type of the product's result, or null
@@ -24,6 +25,7 @@ struct CudaLowRank {
 
 // What steps of hybrids and experts need in addition to CudaStep's members; empty where a step has none. f32 unless a
 // projection.
+// Threads: immutable once loaded.
 struct CudaHybridWeights {
   using BufferPtr = std::unique_ptr<kernels::Buffer>;
 
@@ -46,8 +48,8 @@ struct CudaHybridWeights {
   BufferPtr shared_gate;
 };
 
-// Takes a model's tensors to the GPU. Used by the one thread that loads the model; what it returns is the
-// caller's.
+// Takes a model's tensors to the GPU. The caller owns what it returns.
+// Threads: thread-compatible; the one thread that loads the model uses it.
 class CudaWeightReader {
  public:
   virtual ~CudaWeightReader() = default;
@@ -66,6 +68,7 @@ class CudaWeightReader {
 bool IsHybridStep(const model::LayerStep& step);
 // What `model.steps[index]` needs beyond CudaStep's members (of a QueryProjection: with the next step's).
 // Errors: the reader's.
+// Threads: those of the reader.
 absl::StatusOr<std::unique_ptr<CudaHybridWeights>> LoadHybridStep(const model::LoadedModel& model, size_t index,
                                                                   CudaWeightReader& reader);
 

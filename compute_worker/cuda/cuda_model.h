@@ -36,8 +36,9 @@ enum class GpuWeights {
 // Threads: pure.
 std::string WeightsThatFit(uint64_t needed, bool keep, uint64_t free_bytes, uint64_t total_bytes);
 
-// A model's weights on a GPU, in one 16-bit type or as the file has them, and the layers over them. Immutable; `model`,
-// read with WeightFormat::kElsewhere, and `device` outlive it.
+// A model's weights on a GPU, in one 16-bit type or as the file has them, and the layers over them. `model`, read with
+// WeightFormat::kElsewhere, and `device` outlive it.
+// Threads: immutable once loaded.
 class CudaModel final : public DenseBackendFactory {
  public:
   // OK if such a model, with K, V and activations in `type`, can run here; else kUnimplemented names what is missing.

@@ -14,7 +14,8 @@ namespace dovetail::compute {
 // Attention over prompts whose earlier tokens attention workers have: what those answered and what was attended here,
 // joined on the GPU. Of one layer group of a micro-batch's step. Partial results lie in memory of the caller: subtrees'
 // o, then their m and l, for each prompt and head range those of the answers and then one for each row of our own.
-// Threads: thread-compatible; must not outlive the device.
+// Ownership: must not outlive the device.
+// Threads: thread-compatible.
 class CudaPartialJoin {
  public:
   explicit CudaPartialJoin(kernels::cuda::CudaDevice& device) : order_(device) {}

@@ -15,6 +15,7 @@ namespace dovetail::compute {
 // BetweenGpus: kernels store q, k and v into the memory of the attention workers' GPUs and wait for o in this one's.
 // Each micro-batch has a lane of its own where it can, so that a wait of one does not hold up another. In a step with
 // prompts that are attended here, the copy engine takes q, k and v there instead (CudaPeerPrompts).
+// Threads: reactor-owned, as CudaDense.
 class CudaPeerCrossing final : public CudaCrossing {
  public:
   // A lane with a stream of its own. kResourceExhausted: no memory for it.

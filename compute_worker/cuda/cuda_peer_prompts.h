@@ -22,7 +22,7 @@ namespace dovetail::compute {
 // Arrive; AwaitLast, End, and Ended once it has run. Launches go into the stream of the step's lane as they are asked
 // for.
 // Errors: what fails ends the step.
-// Threads: those of CudaDense.
+// Threads: reactor-owned, as CudaDense.
 class CudaPeerPrompts {
  public:
   // All outlive it.

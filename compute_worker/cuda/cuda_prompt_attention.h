@@ -25,7 +25,7 @@ namespace dovetail::compute {
 // Memory: the blocks are taken by Create. Prepare grows the rest to what steps need; nothing gives it back.
 // Numbers: those of kernels/cuda/attention/cuda_attention.h. Blocks have the wire type whatever attention workers
 // store.
-// Threads: those of CudaDense.
+// Threads: reactor-owned, as CudaDense.
 class CudaPromptAttention {
  public:
   // Whether prompts of such a model can be attended here: it has softmax layers, and heads of multiples of 8

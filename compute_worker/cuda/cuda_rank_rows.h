@@ -19,7 +19,8 @@ namespace dovetail::compute {
 // there, over NVLink where the GPUs have it. Else it lies in pinned host memory, and travels in frames.
 //
 // Errors: kResourceExhausted: no memory; kInternal: the device is lost.
-// Threads: thread-compatible, but for the owners of what it gave. Must not outlive the device.
+// Ownership: must not outlive the device.
+// Threads: thread-compatible, except that any thread may release the owners of what it gave.
 class CudaRankRows {
  public:
   // `on_device`: all other ranks reach this GPU's memory.

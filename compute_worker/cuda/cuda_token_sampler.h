@@ -13,6 +13,7 @@ namespace dovetail::compute {
 
 // The end of a step on a GPU: final norm, head and draws there, so that only tokens come back. Rows whose logits
 // are asked for, or whose most likely tokens are to be listed, come back whole and are handled on the host.
+// Threads: reactor-owned, as CudaDense.
 class CudaTokenSampler final : public TokenSampler {
  public:
   static constexpr int kRowsAtOnce = 256;

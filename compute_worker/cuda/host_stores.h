@@ -15,7 +15,7 @@ namespace dovetail::compute {
 // memory. No copy is enqueued, and the host does not synchronise. What of the numbers' protocol waits on a GPU is not
 // used: the host enqueues what reads o once it has o.
 //
-// Threads: those of the compute worker's loop.
+// Threads: reactor-owned.
 class HostStores {
  public:
   static constexpr int64_t kMostRows = 256;  // of a step

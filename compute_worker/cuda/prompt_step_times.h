@@ -10,7 +10,8 @@ namespace dovetail::compute {
 
 // How long a GPU took for the parts of a step whose prompts it attended: marks in the stream of the step. What lies
 // between them, op by op, is dense layers, waiting for rows of other ranks, attention, and waiting for answers.
-// Threads: thread-compatible; must not outlive the device.
+// Ownership: must not outlive the device.
+// Threads: thread-compatible.
 class PromptStepTimes {
  public:
   // For so many ops.
