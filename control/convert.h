@@ -3,8 +3,9 @@
 #include "control/messages.h"
 #include "proto/control/dovetail_control.pb.h"
 
-// Plain values to generated messages and back. FromProto checks everything before use: kInvalidArgument names the field
-// and the limit.
+// Converts plain values to generated messages and back. FromProto checks everything before use: kInvalidArgument names
+// the field and the limit.
+// Threads: pure.
 
 namespace dovetail::control {
 

@@ -9,6 +9,7 @@ namespace dovetail::control {
 
 // The data plane of a role as its operator asks for it: what carries tensors, over which devices, and which hosts reach
 // it.
+// Threads: thread-compatible; a value.
 struct DataPlane {
   std::string lanes = "any";  // shm, tcp, rc, any
   std::string devices;        // network devices, comma-separated; empty: those of the way to the scheduler
@@ -29,6 +30,7 @@ struct MeetingPoint {
 // Errors of this call:    kInvalidArgument names the flag.
 // Errors of the factory:  kUnavailable while no route leads to the scheduler; kFailedPrecondition if ports would be
 //   opened to a network without mutual TLS on the control plane and the network is not trusted; those of the connector.
+// Threads: thread-safe. The factory is thread-safe, too, and blocks while the address of the scheduler is resolved.
 absl::StatusOr<WorkerMain::ConnectorFactory> ConnectorsOf(const DataPlane& plane, const Security& security,
                                                           const MeetingPoint& meeting);
 

@@ -16,6 +16,7 @@
 namespace dovetail::control {
 
 // A worker's membership: Join, then one stream on which it reports and takes orders. One object is one incarnation.
+// Threads: one thread calls Join() and Run(); the Report functions, Leave() and Stop() are thread-safe.
 class MembershipClient {
  public:
   struct Options {

@@ -9,8 +9,8 @@
 #include "base/status.h"
 #include "proto/attention_spec.h"
 
-// What the control plane says, as plain values. The generated types stay in control/ and the shells
-// (control/convert.h).
+// What the control plane says. The generated types stay in control/ and the shells (control/convert.h).
+// Threads: plain values and pure functions.
 
 namespace dovetail::control {
 

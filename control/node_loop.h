@@ -12,6 +12,8 @@ namespace dovetail::control {
 
 // The event loop of a node: one thread that owns a Connector and whatever runs over it. Other threads Post() work.
 // Between turns that did nothing it sleeps in Connector::Wait().
+// Threads: Post(), Call() and TakeBusiest() are thread-safe; SetNode() as it says. One thread owns the loop and calls
+// Stop(). Call() and Stop() must not be called on the loop's own thread.
 class NodeLoop {
  public:
   // `turn`: does what there is to do and returns how much (0: idle). `next_deadline`: when a turn is due although

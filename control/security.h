@@ -11,6 +11,7 @@ namespace dovetail::control {
 // What protects the control plane. Mutual TLS when the three files are given: PEM, looked at again every second, so
 // that renewed certificates are used without a restart. The join token is a secret of the cluster that every call must
 // carry.
+// Threads: thread-compatible; a value. The functions below are thread-safe.
 struct Security {
   std::string cert_file, key_file, ca_file;  // all or none
   std::string server_name;                   // of clients: expected in the scheduler's certificate, if not its address

@@ -15,6 +15,7 @@ inline constexpr uint64_t kMaxTableBytes = uint64_t{256} << 20;  // of an attent
 inline constexpr int kMaxChannelBytes = static_cast<int>(kMaxTableBytes) + kMaxMessageBytes;
 
 // kInvalidArgument: more constants than travel.
+// Threads: pure.
 absl::Status CheckTableBytes(const proto::AttentionTable& table);
 
 }  // namespace dovetail::control

@@ -9,7 +9,7 @@
 namespace dovetail::control {
 
 // A UcxPort as a Connector.
-// Threads: reactor-owned, Wake() aside.
+// Threads: reactor-owned, except Wake(), which is thread-safe.
 class UcxConnector final : public transport::Connector {
  public:
   static absl::StatusOr<std::unique_ptr<UcxConnector>> Create(const transport::ucx::UcxOptions& options);

@@ -13,8 +13,8 @@
 
 namespace dovetail::control {
 
-// What a role does with its membership. One object is one incarnation; everything but Configure is called on the loop's
-// thread.
+// What a role does with its membership. One object is one incarnation.
+// Threads: reactor-owned, except Configure(): another thread calls it before the loop uses the node.
 class WorkerNode {
  public:
   virtual ~WorkerNode() = default;
@@ -49,6 +49,7 @@ struct WorkerMainOptions {
 // A worker process: joins, serves, and joins anew as another incarnation whenever its membership ends, until it is
 // stopped, drained, or refused for good. Each incarnation has a connector, a node id and an epoch of its own: nothing
 // that was sent to a former one reaches it.
+// Threads: one thread constructs it and calls Run(); Stop() is thread-safe.
 class WorkerMain {
  public:
   using ConnectorFactory = std::function<absl::StatusOr<std::unique_ptr<transport::Connector>>(NodeId, Epoch)>;
@@ -84,6 +85,7 @@ class WorkerMain {
 };
 
 // Bytes per second that one core reads from memory: what attention is bound by. Takes about 20 ms.
+// Threads: thread-safe; measures on the calling thread.
 uint64_t MeasureMemoryBandwidth();
 
 }  // namespace dovetail::control
