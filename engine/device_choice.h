@@ -30,6 +30,7 @@ inline constexpr int kSpinBesideGpuUs = 1000;
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const std::string& flag, const std::string& name,
                                                             int threads, int spin_us = kSpinUs);
 
+// Threads: thread-compatible; a value.
 struct DeviceRequest {
   std::string name = "auto";
   int threads = 0;
@@ -41,6 +42,7 @@ struct DeviceRequest {
 // Where the model's dense layers run. "auto": the first GPU that can run the model and has room for it, else the CPU,
 // with one line of log that says why; "cuda": such a GPU, or an error. An error says why a device that was asked for
 // cannot run it.
+// Threads: thread-safe; opening a device takes up to seconds.
 absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceRequest& request,
                                                               const model::ModelConfig& config);
 

@@ -60,7 +60,7 @@ struct EmbeddedClusterOptions {
 
 // The disaggregated system in one process: a scheduler, compute workers and attention workers, each a node with its own
 // core and its own port of an InprocFabric. One thread runs their event loops in turn; kernels spread over one pool.
-// Threads: thread-safe as Engine says.
+// Threads: thread-safe, as Engine says.
 class EmbeddedCluster final : public Engine {
  public:
   // `model` and `device` outlive it. kInvalidArgument for options, kResourceExhausted when the KV cache does not fit;

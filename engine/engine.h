@@ -12,9 +12,10 @@
 
 namespace dovetail::engine {
 
-// Receives what happens to one request. Called on the engine's thread, in order; must return at once (post to your own
-// thread) and must not call the Engine. The engine keeps the sink alive until it delivered the update with
+// Receives what happens to one request. Updates come in order. OnUpdate must return at once (post to a thread of your
+// own) and must not call the Engine. The engine keeps the sink alive until it delivered the update with
 // request_finished. If that one says kError or kCancelled, it ends every choice that had not ended, whichever it names.
+// Threads: OnUpdate is called on the engine's thread.
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;

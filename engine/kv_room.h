@@ -8,7 +8,7 @@
 
 // How much memory a KV cache takes, and whether it fits. K and V grow with a sequence up to max_model_len; layers with
 // windows and linear states stop growing (proto::BlocksOfSequence). Bytes throughout.
-// Threads: thread-safe: pure, but that the machine is asked how much memory it has.
+// Threads: thread-safe; pure, except that the machine is asked how much memory it has.
 
 namespace dovetail::engine {
 

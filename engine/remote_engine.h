@@ -26,7 +26,7 @@ struct RemoteEngineOptions {
 
 // An Engine whose scheduler is another process. When the scheduler is lost, or says nothing for kSilence, every request
 // ends with kUnavailable, stats() say so, and the connection is tried again until it is back with the same model.
-// Threads: thread-safe as Engine says.
+// Threads: thread-safe, as Engine says.
 class RemoteEngine final : public Engine {
  public:
   // Waits for the scheduler and its model. kUnavailable, kInvalidArgument: one line naming the address and the remedy.

@@ -14,7 +14,8 @@ inline constexpr int64_t kMinChunkBytes = 4096;
 inline constexpr int64_t kMaxChunkBytes = int64_t{64} << 20;
 inline constexpr int kMaxChunksInFlight = 64;
 
-// How one rank takes part in the switches of its group. A value.
+// How one rank takes part in the switches of its group.
+// Threads: thread-compatible; a value.
 struct ExchangeOptions {
   std::vector<NodeId> members;  // by rank, equal on every rank; 1..proto::kMaxLayoutRanks of them, each once
   int rank = 0;                 // of this node

@@ -38,7 +38,7 @@ struct ExchangeCounters {
 //
 // Memory: staging as ExchangeOptions says, taken when needed and kept. Port and clock outlive it; within one process it
 // outlives all that its peers' ports still hand over, since they read its staging.
-// Threads: reactor-owned, never blocks.
+// Threads: reactor-owned; never blocks.
 class SwitchExchange final : public transport::FrameHandler {
  public:
   // kInvalidArgument: the options, or a port that is not the rank's node.

@@ -10,7 +10,7 @@
 namespace dovetail::transport {
 
 // A Port whose peers come and go while it runs: what a node of a cluster of processes is given.
-// Threads: owned by one event loop; only Wake() may be called from other threads.
+// Threads: reactor-owned, except Wake(), which is thread-safe.
 class Connector : public Port {
  public:
   // How peers reach this port, opaque; travels over the control plane only. version() names the library and its

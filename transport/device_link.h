@@ -32,7 +32,7 @@ class DeviceLink {
 };
 
 // What links are made with: one a process and GPU. Outlives its links.
-// Threads: reactor-owned, as above.
+// Threads: reactor-owned, as DeviceLink.
 class DeviceLinks {
  public:
   virtual ~DeviceLinks() = default;

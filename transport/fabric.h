@@ -23,6 +23,8 @@ struct Delivery {
   std::span<const std::byte> payload;
 };
 
+// Receives the frames of a port.
+// Threads: called on the thread that polls the port.
 class FrameHandler {
  public:
   virtual ~FrameHandler() = default;
@@ -31,7 +33,7 @@ class FrameHandler {
 
 // A node's attachment to a fabric. Frames between two nodes arrive in the order they were sent; none is lost or
 // repeated unless the fabric is a faulty one.
-// Threads: owned by the node's event loop: one thread at a time.
+// Threads: reactor-owned.
 class Port {
  public:
   virtual ~Port() = default;

@@ -6,11 +6,11 @@
 
 namespace dovetail::transport {
 
-// Memory that a node lends to its port for a frame. A value; copying it does not allocate.
+// Memory that a node lends to its port for a frame. Copying it does not allocate.
 //
 // Ownership: `owner` keeps the memory mapped as long as the port may read it, even when the node that lent it has grown
-// its buffers or has ended meanwhile. Without an owner the caller keeps it mapped for as long as the port exists. What
-// `owner` frees may be freed by the port's thread, after the node's end.
+// its buffers or has ended meanwhile. Without an owner the caller keeps it mapped for as long as the port exists.
+// Threads: thread-compatible; a value. The port's thread may release the last copy of `owner`, after the node's end.
 class LentBytes : public std::span<const std::byte> {
  public:
   LentBytes() = default;

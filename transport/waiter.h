@@ -3,12 +3,13 @@
 
 namespace dovetail::transport {
 
-// What the thread of an event loop sleeps on: a Doorbell when every frame comes from this process, a UcxPort when
-// frames also come from others. The loop is the same for both:
+// What an event loop sleeps on: a Doorbell when every frame comes from this process, a UcxPort when frames also come
+// from others. The loop is the same for both:
 //   while (running) {
 //     if (node.Poll() > 0) continue;      // frames and events of other threads
 //     waiter.Wait(until_next_deadline);
 //   }
+// Threads: reactor-owned, except Ring(), which is thread-safe.
 class Waiter {
  public:
   virtual ~Waiter() = default;

@@ -10,6 +10,7 @@
 // Speed of an Engine as its caller sees it: from Submit to tokens in a sink. Each function blocks until its requests
 // have ended and expects the engine to be otherwise idle. Prompts are random token ids that never share a prefix, and
 // no token ends a sequence early.
+// Threads: one measurement of an engine at a time; updates arrive on the engine's threads.
 
 namespace dovetail::engine {
 

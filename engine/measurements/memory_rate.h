@@ -13,6 +13,7 @@ inline constexpr size_t kHostReadRateBytes = size_t{2} << 30;
 // Bytes per second at which all threads of the pool together read memory, best of five passes over `bytes`, a multiple
 // of 1 MiB: what bounds the decoding of one sequence, which reads every weight once per token. Blocks for about 0.2 s
 // per 256 MiB. kResourceExhausted without the memory.
+// Threads: thread-safe; runs on the caller and the pool, which must be idle.
 absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool, size_t bytes = kReadRateBytes);
 
 }  // namespace dovetail::engine

@@ -10,8 +10,8 @@ namespace dovetail::transport {
 class InprocPort;
 
 // The fabric of one process: a wait-free ring between each pair of nodes, no copies. Nodes may run on one thread or on
-// several. All ports are created before any is used (thread-compatible until then, thread-safe afterwards); the fabric
-// outlives them.
+// several. All ports are created before any is used; the fabric outlives them.
+// Threads: thread-compatible until all ports are created, and thread-safe afterwards. A port is reactor-owned.
 class InprocFabric {
  public:
   InprocFabric();

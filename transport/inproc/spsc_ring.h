@@ -9,6 +9,7 @@ namespace dovetail::transport {
 
 // A bounded queue between one writing and one reading thread. Wait-free; allocates only in the constructor. Elements
 // must be movable.
+// Threads: one thread pushes, and one other thread reads and pops.
 template <typename T>
 class SpscRing {
  public:

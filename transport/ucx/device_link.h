@@ -15,9 +15,9 @@ absl::Status DeviceLinksBuilt();
 using ResolvePeer = std::function<absl::StatusOr<void*>(void* list, unsigned index)>;
 
 // Links over UCX's cuda_ipc lane: a ucp_context and a worker of their own, with UCX's device API. `patience`: how long
-// a link may take from Accept on.
-// Made, used and destroyed on one thread, the reactor's (UCX's single-threaded mode).
-// kFailedPrecondition: as DeviceLinksBuilt, or this host has no such lane.
+// a link may take from Accept on. kFailedPrecondition: as DeviceLinksBuilt, or this host has no such lane.
+// Threads: reactor-owned: UCX is used by one thread at a time. The main thread makes the links before the event loop
+// runs, and destroys them after it.
 absl::StatusOr<std::unique_ptr<DeviceLinks>> MakeDeviceLinks(ResolvePeer resolve,
                                                              absl::Duration patience = absl::Seconds(10));
 

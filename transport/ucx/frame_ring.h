@@ -34,7 +34,7 @@ struct RegionFront {
 static_assert(offsetof(RegionFront, asleep) == 64 && offsetof(RegionFront, ring) == 4096);
 
 // How the two ends touch what both see. Tests put a machine in its place that reorders all that it may.
-// Threads: thread-safe; stateless.
+// Threads: thread-safe.
 struct CpuMemory {
   void Write(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
   void Read(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
@@ -51,7 +51,8 @@ struct CpuMemory {
 };
 
 // The writing peer's end. Never blocks.
-// Threads: reactor-owned; the region outlives it.
+// Ownership: the region outlives it.
+// Threads: reactor-owned.
 template <typename Memory>
 class BasicRingWriter {
  public:
@@ -75,7 +76,8 @@ class BasicRingWriter {
 };
 
 // The owner's end.
-// Threads: reactor-owned; the region outlives it.
+// Ownership: the region outlives it.
+// Threads: reactor-owned.
 template <typename Memory>
 class BasicRingReader {
  public:

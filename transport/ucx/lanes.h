@@ -7,7 +7,7 @@
 
 // Lanes are the transports that may carry data between two nodes. What is asked for is what is used: UCX by itself
 // falls back silently.
-// Threads: pure functions of their arguments: thread-safe.
+// Threads: pure.
 
 namespace dovetail::transport::ucx {
 

@@ -6,7 +6,7 @@
 // Over which of its interfaces this host meets the others of a cluster.
 //
 // Errors:  kUnavailable if a name cannot be resolved or no route leads to an address: it may be there later.
-// Threads: thread-safe; stateless. Blocks while a name is resolved.
+// Threads: thread-safe. Blocks while a name is resolved.
 // Source:  Linux: getifaddrs(3), /sys/class/net.
 
 namespace dovetail::transport::ucx {

@@ -12,9 +12,11 @@ struct ProcessIdentity {
   bool operator==(const ProcessIdentity&) const = default;
 };
 
+// Threads: thread-safe.
 ProcessIdentity ThisProcess();
 
-// Tells when a process has ended, also before its parent has reaped it. Move-only; one thread at a time.
+// Tells when a process has ended, also before its parent has reaped it. Move-only.
+// Threads: thread-compatible.
 class ProcessWatch {
  public:
   ProcessWatch() = default;  // watches no process: Ended() stays false

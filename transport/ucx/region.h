@@ -17,6 +17,7 @@ static_assert(kRegionFrontBytes % 4096 == 0);
 // opens by this process and a descriptor of it. The system reuses the descriptor's number once the region is closed. A
 // region therefore stays until no peer can open it (RetiredRegions), and a peer that opens it compares the token at its
 // front. Pages take memory only when they are written.
+// Threads: reactor-owned; other processes write to the memory at any time (frame_ring.h).
 class ReceiveRegion {
  public:
   // kResourceExhausted: no memory or descriptors.
@@ -43,6 +44,7 @@ class ReceiveRegion {
 
 // A peer's region, mapped here for writing until this object is destroyed. The memory stays when its owner ends or
 // gives the region up; what is written after that is not read.
+// Threads: reactor-owned.
 class RemoteRegion {
  public:
   // kUnavailable: the owner has ended, or what it made is gone. kInvalidArgument: that is no region, or a smaller one.

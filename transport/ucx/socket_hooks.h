@@ -4,6 +4,7 @@
 
 // The socket calls of the C library, past the wrappers of socket_hooks.cc. As the calls of the same name: the result,
 // and errno.
+// Threads: thread-safe, as the calls of the same name.
 
 namespace dovetail::transport::ucx::unwrapped {
 

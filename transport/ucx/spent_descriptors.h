@@ -7,7 +7,7 @@
 // which UCX 1.13 aborts while it is half made (mm_posix.c, "length > 0"). So numbers once used stay out of use for a
 // while, and a process that opens one is refused. No errors: a number that cannot be kept is reused. Linux
 // (memfd_create(2), F_SEAL_WRITE).
-// Threads: thread-safe; stateless.
+// Threads: thread-safe.
 
 namespace dovetail::transport::ucx {
 

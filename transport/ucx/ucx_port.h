@@ -85,10 +85,10 @@ struct LinkBytes {
 // A peer on shared memory that was removed while its process goes on may be in the middle of a PUT. Its region stays as
 // long as that is so (RetiredRegions) and belongs to no other.
 //
-// Reactor-owned (Ring aside): one thread at a time, which must keep calling Poll or Wait, since payloads beyond some
-// 100 KiB leave only then. SendMessage and SendTensor also return kUnavailable once the peer has failed,
-// kInvalidArgument for payloads over max_frame_bytes; kResourceExhausted also when max_bytes_in_flight are unread or
-// unanswered.
+// The event loop must keep calling Poll or Wait, since payloads beyond some 100 KiB leave only then.
+// Errors: as Port. SendMessage and SendTensor also return kUnavailable once the peer has failed, kInvalidArgument for
+// payloads over max_frame_bytes; kResourceExhausted also when max_bytes_in_flight are unread or unanswered.
+// Threads: reactor-owned, except Ring(), which is thread-safe.
 class UcxPort final : public Port, public Waiter {
  public:
   // kFailedPrecondition: this host lacks the lanes asked for.

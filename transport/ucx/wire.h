@@ -13,7 +13,8 @@
 #include "transport/ucx/socket_guard.h"
 
 // The bytes that UcxPort puts around a frame, and the address by which nodes find each other. Little-endian, fixed
-// size. Values and pure functions of them: thread-safe.
+// size.
+// Threads: plain values and pure functions.
 
 namespace dovetail::transport::ucx {
 

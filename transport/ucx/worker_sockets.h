@@ -6,7 +6,7 @@
 // The sockets of a UCX worker that is left behind.
 //
 // Errors:  none; what cannot be read is not found.
-// Threads: thread-safe; stateless, as long as no other thread closes these sockets.
+// Threads: thread-safe, as long as no other thread closes these sockets.
 // Source:  Linux: proc(5), /proc/PID/fdinfo of an epoll set.
 
 namespace dovetail::transport::ucx {

@@ -6,7 +6,8 @@
 namespace dovetail::engine {
 
 // The least seconds of one call of `run`, of at least three and of those that `seconds` hold: what else the machine
-// does only adds to a time. On the calling thread.
+// does only adds to a time.
+// Threads: thread-safe; `run` is called on the calling thread.
 template <typename Run>
 double BestSeconds(double seconds, Run&& run) {
   using Clock = std::chrono::steady_clock;
