@@ -27,8 +27,9 @@ struct GatedActivationArgs {
   int64_t out_step = 0;
 };
 
-// All of these: kInvalidArgument for null pointers and negative sizes; run on the caller and the pool and return when
-// done; allocate nothing; each element depends on its own inputs only, on both ISAs alike.
+// Numbers: each element depends on its own inputs only, on both ISAs alike.
+// Errors: kInvalidArgument for null pointers and negative sizes.
+// Threads: run on the caller and the pool, return when done; reentrant. Allocate nothing.
 // Oracle: reference/activation.h.
 absl::Status GatedActivation(const OpContext& context, const GatedActivationArgs& args);
 

@@ -14,7 +14,8 @@ namespace dovetail::kernels {
 // other machines) and joined: the size of a summary does not depend on its span's length.
 //
 // Values are f32 at rest and on the wire; products are summed in double, so that a composition is exact to 1e-6
-// relative to the largest value of the result. A value type; thread-compatible.
+// relative to the largest value of the result.
+// Threads: thread-compatible; a value.
 class AffineSpan {
  public:
   // The empty span: S_out = S_in. kInvalidArgument for a bad shape.

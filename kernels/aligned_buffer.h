@@ -6,9 +6,9 @@
 
 namespace dovetail::kernels {
 
-// Zeroed host memory, aligned to 64 bytes, freed on destruction. Large buffers (kHugeBytes and
-// more) are aligned to 2 MiB, ask the system for huge pages and take physical memory only when
-// touched. Movable; thread-compatible.
+// Zeroed host memory, aligned to 64 bytes, freed on destruction. Large buffers (kHugeBytes and more) are aligned to 2
+// MiB, ask the system for huge pages and take physical memory only when touched. Movable.
+// Threads: thread-compatible.
 class AlignedBuffer {
  public:
   static constexpr size_t kAlignment = 64;

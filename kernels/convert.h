@@ -6,10 +6,11 @@
 
 namespace dovetail::kernels {
 
-// n elements of `dtype` <-> float. Bit for bit what base/dtype.h does one by one: rounds to nearest
-// even, overflow gives infinity, NaN stays NaN. Runs of rows [rows][size] with steps in elements
-// (0: dense). Pointers must not overlap unless equal and dtype is f32. Runs on the caller and the
-// pool, returns when done, allocates nothing; reentrant. Nothing is checked.
+// n elements of `dtype` <-> float. Bit for bit what base/dtype.h does one by one: rounds to nearest even, overflow
+// gives infinity, NaN stays NaN. Runs of rows [rows][size] with steps in elements (0: dense). Pointers must not overlap
+// unless equal and dtype is f32.
+// Errors: none; nothing is checked.
+// Threads: runs on the caller and the pool, returns when done; reentrant. Allocates nothing.
 struct RowShape {
   int64_t rows = 1;
   int64_t size = 0;

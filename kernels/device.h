@@ -19,7 +19,7 @@ enum class Isa : uint8_t { kAvx2 = 0, kAvx512 = 1 };  // kAvx512: F, BW, VL, DQ,
 // read and write must stay valid until Synchronize(). On the CPU an op has finished when it returns: it ran on the
 // caller and the pool's threads. Streams of one CpuDevice share its pool: while one op has it, an op of another stream
 // runs on its caller alone. A stream must not outlive its device.
-// Threads: thread-compatible: one thread at a time per stream.
+// Threads: one thread at a time.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -29,6 +29,7 @@ class Stream {
 };
 
 // Memory on a device. Movable, freed on destruction. CPU memory is 64-byte aligned and zeroed.
+// Threads: thread-compatible. Ops may use the memory on other threads.
 class Buffer {
  public:
   Buffer() = default;

@@ -45,14 +45,15 @@ size_t GemmScratchBytes(int64_t m, int64_t cols);
 //   y = sum_g s_g scale_g sum_k (code_k - zero) c_k          (symmetric)
 //   y = sum_g s_g scale_g sum_k code_k c_k + offset_g s_g sum_k c_k   (affine)
 // With 8 bits the small values in the group of an outlier are lost, and the low bits of the outlier itself; 16 cost
-// little at m = 1, where memory is the limit, and up to twice the time at large m (bench/results/). Bits: each output
-// depends on its row of x and on W only, not on m, the other rows, the other outputs or the number of threads
-// (docs/ARCHITECTURE.md, determinism 1). AVX2 and AVX-512 may differ in the last bits. A NaN or infinity in x makes the
-// outputs of its row NaN or infinite, and no others.
-// Errors: kInvalidArgument for null pointers, strides or sizes that do not fit, or too little scratch, before anything
+// little at m = 1, where memory is the limit, and up to twice the time at large m (bench/results/).
+// Numbers: each output depends on its row of x and on W only, not on m, the other rows, the other outputs or the number
+// of threads (docs/ARCHITECTURE.md, determinism 1). AVX2 and AVX-512 may differ in the last bits. A NaN or infinity in
+// x makes the outputs of its row NaN or infinite, and no others.
+// Errors:  kInvalidArgument for null pointers, strides or sizes that do not fit, or too little scratch, before anything
 // is written.
-// Threads: uses the stream's pool; has finished when it returns. Allocates nothing. Oracle and error budgets:
-// reference/gemm.h, tests/kernels/gemm_test.cc.
+// Threads: runs on the caller and the stream's pool, returns when done.
+// Memory:  allocates nothing.
+// Oracle:  reference/gemm.h; error budgets in tests/kernels/gemm_test.cc.
 absl::Status Gemm(const GemmArgs& args, Stream& stream);
 
 }  // namespace dovetail::kernels

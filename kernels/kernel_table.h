@@ -5,7 +5,8 @@
 
 namespace dovetail::kernels {
 
-// The inner loops of every op, chosen once per device and ISA. Immutable.
+// The inner loops of every op, chosen once per device and ISA.
+// Threads: immutable.
 struct KernelTable {
   Isa isa = Isa::kAvx2;
   GemmKernels gemm;

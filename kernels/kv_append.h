@@ -26,8 +26,8 @@ struct KvAppendItem {
 };
 
 // Errors:  kInvalidArgument, naming the item, before anything is written.
-// Threads: runs on the caller and the pool, returns when done. Two items must not write the same token. Allocates
-// nothing.
+// Threads: runs on the caller and the pool, returns when done. Two items must not write the same token.
+// Memory:  allocates nothing.
 // Cost:    rows * kv_heads * (key_dim + value_dim) elements read and written.
 absl::Status KvAppend(const OpContext& context, const KvBlockLayout& layout, std::span<const KvAppendItem> items);
 

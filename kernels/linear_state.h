@@ -44,6 +44,7 @@ struct LinearStateShape {
 //   decays       scalar: one row of 64; vector: [64] rows of key_stride: w
 //   rank_keys, rank_values   with kRankOne: b, and S^T c
 //   history      [64] rows of history_channels
+// Threads: thread-compatible; a value.
 class LinearStateLayout {
  public:
   enum Section { kState, kKeys, kValues, kDecays, kRankKeys, kRankValues, kHistory, kSections };
@@ -104,15 +105,16 @@ size_t LinearStateScratchBytes(const LinearStateShape& shape, std::span<const Li
 // themselves and reads nothing it wrote, and a step that is taken back inside [first_position, ..) leaves what is
 // before it as it was, as long as the block before is kept.
 //
-// Bits: a token's o depends on the tokens before it and on nothing else: not on chunking, other items, the pool or the
-// ISA.
-// Errors: kInvalidArgument naming the item, before anything is written; kResourceExhausted for too little scratch
+// Numbers: a token's o depends on the tokens before it and on nothing else: not on chunking, other items, the pool or
+// the ISA.
+// Errors:  kInvalidArgument naming the item, before anything is written; kResourceExhausted for too little scratch
 // (64-byte aligned).
-// Threads: runs on the caller and the pool, an item is a unit of work; returns when done. Allocates nothing. Cost, per
-// token: 2 key_dim value_dim FLOP and the bytes of S once per 16 tokens, plus the open block; per block S written once
-// and 2 * 64 key_dim value_dim FLOP.
-// Oracle: reference/linear_state.h.
-// Source: Yang et al. 2024 (gated delta networks), Dao & Gu 2024 (state space duality), Qin et al. 2024 (lightning).
+// Threads: runs on the caller and the pool, returns when done. An item is a unit of work.
+// Memory:  allocates nothing.
+// Cost:    per token 2 key_dim value_dim FLOP and the bytes of S once per 16 tokens, plus the open block; per block S
+// written once and 2 * 64 key_dim value_dim FLOP.
+// Oracle:  reference/linear_state.h.
+// Source:  Yang et al. 2024 (gated delta networks), Dao & Gu 2024 (state space duality), Qin et al. 2024 (lightning).
 absl::Status LinearState(const OpContext& context, const LinearStateShape& shape,
                          std::span<const LinearStateItem> items, std::span<std::byte> scratch);
 

@@ -39,7 +39,8 @@ struct MergeItem {
 
 // Errors:  kInvalidArgument for shards that overlap, leave a gap or do not begin on a segment, and for sizes outside
 // the above.
-// Threads: runs on the caller and the pool, returns when done. Allocates nothing.
+// Threads: runs on the caller and the pool, returns when done.
+// Memory:  allocates nothing.
 // Cost:    reads each partial once: (value_dim + 2) * 4 bytes and ~3 value_dim FLOP a partial.
 absl::Status MergeShardPartials(const OpContext& context, std::span<const MergeItem> items);
 

@@ -33,13 +33,15 @@ struct RouteArgs {
   float* weight = nullptr;    // [rows][chosen]
 };
 
-// kInvalidArgument for null pointers and sizes outside the above. A row depends on its own logits only. NaN logits are
-// chosen last and weigh NaN.
-// Threads: reentrant; runs on the caller and the pool, returns when done. Allocates nothing.
+// Numbers: a row depends on its own logits only. NaN logits are chosen last and weigh NaN.
+// Errors:  kInvalidArgument for null pointers and sizes outside the above.
+// Threads: runs on the caller and the pool, returns when done; reentrant.
+// Memory:  allocates nothing.
 absl::Status Route(const OpContext& context, const RouteArgs& args);
 
-// out[row] (+)= sum over s of weight[row][s] * parts[slot[row][s]], s ascending: the order does not depend on who
-// computed what first. kInvalidArgument for null pointers and sizes below 0.
+// out[row] (+)= sum over s of weight[row][s] * parts[slot[row][s]].
+// Numbers: s ascends, so the sum does not depend on which part was computed first.
+// Errors:  kInvalidArgument for null pointers and sizes below 0.
 // Threads: as Route.
 struct CombineArgs {
   const float* parts = nullptr;   // [..][size]

@@ -6,6 +6,7 @@ namespace dovetail::kernels {
 
 // What a CPU op runs with: the pool it spreads its rows over, and the inner loops of one ISA. A
 // small value; both must outlive the call. No op's result depends on the pool.
+// Threads: thread-compatible; a value.
 struct OpContext {
   ThreadPool* pool = nullptr;
   const OpsTable* table = nullptr;
@@ -19,6 +20,7 @@ inline constexpr int64_t kElementsPerTask = 16384;
 
 // Calls rows(begin, end) over disjoint runs that cover 0..count - 1, on the pool when there is
 // enough work.
+// Threads: `rows` runs on the caller and the pool; returns when all runs are done.
 template <typename Rows>
 void ForRows(const OpContext& context, int64_t count, int64_t elements_per_row, Rows&& rows) {
   const int64_t per_task =

@@ -12,8 +12,8 @@ namespace dovetail::kernels {
 
 class ThreadPool;
 
-// The weights W of y = x W^T, W [rows = out features, cols = in features], rearranged once at load
-// time into the order in which the kernels stream them. Immutable, movable; thread-safe.
+// The weights W of y = x W^T, W [rows = out features, cols = in features], rearranged once at load time into the order
+// in which the kernels stream them. Movable.
 //
 // Rows are in tiles of 16 (the last one padded with zeros), a tile is contiguous. kF32: [col][16].
 // kBF16: [col / 2][16][2], cols padded to even. The direct formats keep a file's own codes, so
@@ -21,6 +21,7 @@ class ThreadPool;
 // [4 columns][16 rows] bytes, 4-bit ones with the group's even steps in the low and its odd steps
 // in the high nibbles; behind all codes of the tile the scales [group][16], and where the format is
 // affine the offsets [group][16].
+// Threads: immutable once packed.
 class PackedWeights {
  public:
   PackedWeights() = default;  // empty: rows() == cols() == 0
@@ -66,6 +67,7 @@ PackedFormat DirectFormat(RowFormat format);
 // format takes only the row formats whose DirectFormat it is. `pool` may be null. kInvalidArgument
 // for another combination, negative sizes or cols that are no whole number of blocks;
 // kResourceExhausted if the memory is not there. Blocks; allocates.
+// Threads: thread-safe; runs on the caller and the pool, returns when done.
 absl::StatusOr<PackedWeights> PackWeights(PackedFormat format, const RowSource& source, ThreadPool* pool);
 
 // Rows of W as f32: y[i] = W[ids[i]], for token embeddings. Reads the raw rows (usually the mapped
@@ -73,6 +75,7 @@ absl::StatusOr<PackedWeights> PackWeights(PackedFormat format, const RowSource& 
 // needs, so no table is kept twice in memory. Bit-equal to ggml's dequantiser. y [ids.size(), cols]
 // with row stride y_stride. kInvalidArgument for an id outside 0..rows-1, before anything is
 // written.
+// Threads: reentrant; runs on the caller.
 absl::Status EmbedRows(const RowSource& table, std::span<const int32_t> ids, float* y, int64_t y_stride);
 
 }  // namespace dovetail::kernels

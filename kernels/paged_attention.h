@@ -10,8 +10,7 @@
 
 namespace dovetail::kernels {
 
-// Softmax attention of a few new tokens per sequence over the KV blocks of one shard of that
-// sequence.
+// Softmax attention of a few new tokens per sequence over the KV blocks of one shard of that sequence.
 //
 // Row r of an item is the query token at position p = first_position + r (one in decode, k in
 // verification, hundreds in a prefill chunk). Over the positions t of the shard that it may see (t
@@ -33,14 +32,17 @@ namespace dovetail::kernels {
 // positions and on the ISA; never on other rows, q_rows, chunking, shards, the pool or how often
 // AttendComplete was called. Only bf16 and E4M3 differ between ISAs (ops_table.h).
 //
+// Numbers: the bits of a row's output depend on its q, on the K and V it sees, on absolute positions and on the ISA;
+// never on other rows, q_rows, chunking, shards, the pool or how often AttendComplete was called. Only bf16 differs
+// between ISAs (ops_table.h).
 // Errors:  kInvalidArgument, naming the item and the field, before anything is written; kResourceExhausted if the
 // scratch is too small.
-// Threads: runs on the caller and the pool, returns when done. Thread-compatible. Allocates nothing: the scratch is the
-// caller's.
+// Threads: thread-compatible; runs on the caller and the pool, returns when done.
+// Memory:  allocates nothing; the caller owns the scratch.
 // Cost:    reads each visible KV byte once per group and tile of 48 (token, head) rows; 2 (key_dim + value_dim) FLOP
 // per row and token.
+// Oracle:  reference/paged_attention.h.
 // Source:  partial softmax after Milakov & Gimelshein 2018; paged layout after Kwon et al. 2023.
-// Oracle: reference/paged_attention.h.
 
 // What is equal for all items of a call: one attention op of a model.
 struct AttentionShape {
@@ -78,8 +80,8 @@ struct AttentionItem {
   float* partial_ml = nullptr;  // [nodes][kv_heads * group][2]: m, l
 };
 
-// Subtrees that an item of a token shard returns, over all its rows.
-// Threads: pure: both ends of the wire compute it.
+// Subtrees that an item of a token shard returns, over all its rows. Both ends of the wire compute it.
+// Threads: pure.
 int64_t PartialNodes(int64_t first_position, int q_rows, int window, int64_t token_begin, int64_t token_end);
 
 // What bounds the scratch of one call.
@@ -95,11 +97,12 @@ size_t PagedAttentionScratchBytes(const AttentionShape& shape, const AttentionLi
 
 // One call, in up to three steps. AttendComplete may be left out:
 //   Begin           checks, lays out the scratch.
-//   AttendComplete  Q-first: the segments that were full before this step's first token, before k
-//   and v of the step have arrived. AttendRest      everything else, after the append. Finish
-//   writes the outputs.
-// Items, block tables, q (until AttendRest returns), outputs and scratch (until Finish returns)
-// must stay valid. Scratch: 64-byte aligned.
+//   AttendComplete  Q-first: the segments that were full before this step's first token, before k and v of the step
+//                   have arrived.
+//   AttendRest      everything else, after the append.
+//   Finish          writes the outputs.
+// Ownership: items, block tables, q (until AttendRest returns), outputs and scratch (until Finish returns) must stay
+// valid. Scratch is 64-byte aligned.
 class PagedAttention {
  public:
   static absl::StatusOr<PagedAttention> Begin(const OpContext& context, const AttentionShape& shape,

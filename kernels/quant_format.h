@@ -4,9 +4,10 @@
 
 namespace dovetail::kernels {
 
-// How one row of a weight matrix lies in a model file. The quantised ones are ggml's blocks
-// (ggml-common.h at d99724f), little-endian, scales in f16, no padding; model/ maps its file types
-// onto these. All pure; nothing is checked, every bit pattern is defined.
+// How one row of a weight matrix lies in a model file. The quantised ones are ggml's blocks (ggml-common.h at d99724f),
+// little-endian, scales in f16, no padding; model/ maps its file types onto these. Nothing is checked; every bit
+// pattern is defined.
+// Threads: plain values and pure functions.
 enum class RowFormat : uint8_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K, kMXFP4 };
 inline constexpr int kRowFormats = 12;
 

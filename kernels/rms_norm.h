@@ -6,9 +6,9 @@
 
 namespace dovetail::kernels {
 
-// y = x * rsqrt(mean(x^2) + eps) * weight over each vector of `size` floats, f32 throughout; x +=
-// residual first where one is given. A row is `vectors` such vectors side by side: 1 for a layer
-// norm, the number of heads for the q and k norms of Qwen3 and Gemma.
+// y = x * rsqrt(mean(x^2) + eps) * weight over each vector of `size` floats, f32 throughout; x += residual first where
+// one is given. A row is `vectors` such vectors side by side: 1 for a layer norm, the number of heads for the q and k
+// norms of Qwen3 and Gemma.
 struct RmsNormArgs {
   float* x = nullptr;               // [rows][vectors * size]; written only if there is a residual
   const float* residual = nullptr;  // same shape, or null
@@ -24,11 +24,12 @@ struct RmsNormArgs {
   int64_t out_step = 0;
 };
 
+// Numbers: a row's bits depend on that row only, and not on the ISA.
 // Errors:  kInvalidArgument for null pointers and sizes outside the above.
-// Threads: runs on the caller and the pool, returns when done. Allocates nothing. A row's bits depend on that row only,
-// and not on the ISA.
+// Threads: runs on the caller and the pool, returns when done.
+// Memory:  allocates nothing.
 // Cost:    8 bytes a float (16 with a residual), 4 FLOP a float.
-// Oracle: reference/rms_norm.h.
+// Oracle:  reference/rms_norm.h.
 // Source:  Zhang & Sennrich 2019.
 absl::Status RmsNorm(const OpContext& context, const RmsNormArgs& args);
 

@@ -10,16 +10,15 @@ namespace dovetail::kernels {
 
 // One token from one row of logits, in vLLM's order (V1 engine):
 //   1. raw log-probabilities, if asked for: log-softmax of the logits as they came ("raw_logprobs")
-//   2. allowed ids: all others become -inf;  banned ids (bad words, stop ids before min_tokens):
-//   -inf;  logit_bias: added
-//   3. repetition penalty on every id seen (positive logits divided, others multiplied), then
-//   frequency * count and presence subtracted for ids generated
-//   4. temperature 0: the largest logit, the lowest id on ties. Otherwise z = (logit - max logit) *
-//   (1 / temperature) in f32, and
-//   5. min_p keeps z >= ln(min_p);  top_k keeps the k largest, ties with the k-th kept too;  top_p,
-//   over the softmax of what is left,
-//      keeps the smallest set of largest z whose mass reaches top_p (ties by lower id first), at
-//      least one
+//   2. allowed ids: all others become -inf;  banned ids (bad words, stop ids before min_tokens): -inf;
+//      logit_bias: added
+//   3. repetition penalty on every id seen (positive logits divided, others multiplied), then frequency * count and
+//      presence subtracted for ids generated
+//   4. temperature 0: the largest logit, the lowest id on ties. Otherwise
+//      z = (logit - max logit) * (1 / temperature) in f32, and
+//   5. min_p keeps z >= ln(min_p);  top_k keeps the k largest, ties with the k-th kept too;  top_p, over the softmax of
+//      what is left, keeps the smallest set of largest z whose mass reaches top_p (ties by lower id first), at least
+//      one
 //   6. argmax of z + Gumbel(seed, position, id) over the kept ids, the lowest id on ties
 //
 // Gumbel: w = a word of Philox 4x32-10 with key = seed (low, high word) and counter (id/64*16 + id%16, 0, position low,
@@ -72,13 +71,11 @@ struct SampleResult {
 size_t SamplingScratchBytes(int64_t vocab_size);
 
 // logits [vocab_size] stay as they are. position: the sampled token's position in its sequence.
-// Scratch: 64-byte aligned.
 // Errors:  kInvalidArgument for parameters outside the above, ids outside the vocabulary and when nothing is left to
-// choose (the message names the
-//          field); kInternal for logits that hold NaN or +inf; kResourceExhausted for a scratch
-//          that is too small.
-// Threads: runs on the caller only, so that the rows of a batch can be spread over a pool; reentrant. Allocates
-// nothing.
+// choose (the message names the field); kInternal for logits that hold NaN or +inf; kResourceExhausted for a scratch
+// that is too small.
+// Threads: runs on the caller only, so that the rows of a batch can be spread over a pool; reentrant.
+// Memory:  allocates nothing; the scratch is 64-byte aligned.
 // Cost:    greedy 2 passes over the row; with filters 3 to 5; without them one pass at ~5 cycles an id for the random
 // numbers.
 absl::StatusOr<SampleResult> SampleRow(const OpsTable& table, std::span<const float> logits,

@@ -2,6 +2,7 @@
 #include "base/segment_tree.h"
 
 // The segment tree is also what both ends of the wire compute layouts from, so it lives in base/.
+// Threads: pure.
 
 namespace dovetail::kernels {
 using dovetail::AreSiblings;

@@ -27,13 +27,14 @@ struct ShortConvolutionArgs {
   float* out = nullptr;  // not x
 };
 
-// kInvalidArgument for null pointers and sizes outside the above.
-// Threads: reentrant; runs on the caller and the pool, returns when done. Allocates nothing. A channel's bits depend on
-// its own inputs only, on both ISAs alike.
+// Numbers: a channel's bits depend on its own inputs only, on both ISAs alike.
+// Errors:  kInvalidArgument for null pointers and sizes outside the above.
+// Threads: runs on the caller and the pool, returns when done; reentrant.
+// Memory:  allocates nothing.
 absl::Status ShortConvolution(const OpContext& context, const ShortConvolutionArgs& args);
 
-// out = x * rsqrt(sum(x^2) + eps) * factor over each of `vectors` neighbouring vectors of a row; out may be x. Threads
-// and errors as above.
+// out = x * rsqrt(sum(x^2) + eps) * factor over each of `vectors` neighbouring vectors of a row; out may be x.
+// Errors and threads: as above.
 struct L2NormArgs {
   const float* x = nullptr;
   float* out = nullptr;

@@ -6,9 +6,10 @@
 
 namespace dovetail::kernels {
 
-// The small elementwise steps around a linear state. All are reentrant, run on the caller and the pool, return when
-// done, allocate nothing, give the same bits on every ISA, and return kInvalidArgument for null pointers and negative
-// sizes.
+// The small elementwise steps around a linear state.
+// Numbers: the same bits on every ISA.
+// Errors: kInvalidArgument for null pointers and negative sizes.
+// Threads: run on the caller and the pool, return when done; reentrant. Allocate nothing.
 
 // out = x sigmoid(gate), [rows][size] f32; steps in floats, 0: dense. `gate` may be x: then it is silu. out may be
 // either.

@@ -9,7 +9,8 @@ namespace dovetail::kernels {
 // (segment_tree.h): two neighbours merge as soon as nothing that comes later can lie below the node that joins them.
 // Whatever subtrees the partials stand for, leaves or larger, from one shard or many, the merges and their order are
 // the same. Holds at most kMaxDepth unmerged partials, because the join levels of its neighbours strictly decrease.
-// Threads: thread-compatible, a value; the partials' memory belongs to the caller.
+// Ownership: the partials' memory belongs to the caller.
+// Threads: thread-compatible; a value.
 class TreeFold {
  public:
   static constexpr int kMaxDepth = 33;

@@ -5,6 +5,7 @@
 // key dimension in ascending order; the maximum and the sum run over 64 lanes in a fixed tree,
 // invisible lanes being -inf and 0; each output element is one chain of FMAs over the visible
 // tokens in ascending order. Tiling only decides how many such chains run side by side.
+// Threads: reentrant.
 #pragma once
 #include "kernels/cpu/ops_table.h"
 #include "kernels/cpu/simd.h"

@@ -1,4 +1,5 @@
 // Shared by the AVX2 GEMM files: storing a tile, choosing how many rows go through it together.
+// Threads: reentrant.
 #pragma once
 #include <immintrin.h>
 

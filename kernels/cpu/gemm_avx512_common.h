@@ -1,5 +1,6 @@
 // Shared by the AVX-512 GEMM files: storing a tile, choosing how many rows and tiles go together.
 // Includes nothing with inline functions (gemm_kernels.h).
+// Threads: reentrant.
 #pragma once
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns inside its own intrinsics (GCC bug 105593)
 #include <immintrin.h>

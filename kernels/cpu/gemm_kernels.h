@@ -2,10 +2,10 @@
 #include <cstddef>
 #include <cstdint>
 
-// What the GEMM driver (kernels/gemm.cc) and the micro-kernels of each ISA share. The files
-// compiled for a wider ISA include nothing that has inline functions, whose copies the linker could
-// pick for everybody: here are plain structs and function pointers, and what has a body is always
-// inlined.
+// What the GEMM driver (kernels/gemm.cc) and the micro-kernels of each ISA share. The files compiled for a wider ISA
+// include nothing that has inline functions, whose copies the linker could pick for the whole program: here are plain
+// structs and function pointers, and what has a body is always inlined.
+// Threads: plain values and reentrant functions.
 
 namespace dovetail::kernels {
 

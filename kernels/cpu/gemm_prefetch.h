@@ -10,6 +10,7 @@ namespace {
 // by side, are too many short streams for the hardware prefetcher, so the bytes of the next tiles
 // are asked for in their order, a share at each step over the present ones. Beyond the last tile
 // usually lies the next matrix; prefetching never faults.
+// Threads: thread-compatible; a value.
 struct PrefetchAhead {
   const std::byte* at;
   int64_t lines_per_step;

@@ -5,13 +5,14 @@
 
 namespace dovetail::kernels {
 
-// The strongest level this CPU and its operating system run, or nullopt below x86-64-v3 (AVX2, FMA,
-// F16C, BMI2). Like all here: thread-safe.
+// The strongest level this CPU and its operating system run, or nullopt below x86-64-v3 (AVX2, FMA, F16C, BMI2).
+// Threads: thread-safe.
 std::optional<Isa> DetectIsa();
 
 const char* Name(Isa isa);  // "avx2", "avx512"
 
 // Cores this process may run on (its affinity mask), at least 1.
+// Threads: thread-safe.
 int UsableCores();
 
 }  // namespace dovetail::kernels

@@ -1,6 +1,7 @@
 // One tile of one block of one head (linear_state_kernels.h). Included once per ISA. Every sum runs in a fixed order:
 // over key channels ascending for S^T x, over tokens ascending for the open block, so a token's bits do not depend on
 // which tile it came in.
+// Threads: reentrant.
 #pragma once
 #include "kernels/cpu/linear_state_kernels.h"
 #include "kernels/cpu/simd.h"
@@ -33,6 +34,7 @@ DT_INLINE void StoreState(std::byte* row, int at, F32x16 x) {
 }
 
 // Fetches the rows of a stream, or nothing.
+// Threads: thread-compatible; a value.
 class Ahead {
  public:
   explicit Ahead(LinearStream* stream) : stream_(stream) {}

@@ -8,6 +8,7 @@ namespace dovetail::kernels {
 
 // The inner loops of linear_state.h: up to kLinearTileRows tokens of one block of one head on raw pointers, compiled
 // once per ISA with the same bits. Arguments are checked by the caller.
+// Threads: reentrant; tables are immutable.
 
 inline constexpr int kLinearTileRows = 16;
 inline constexpr int kLinearMaxDim = 256;

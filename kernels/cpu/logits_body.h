@@ -1,4 +1,5 @@
 // Passes over a row of logits. Included once per ISA after simd.h.
+// Threads: reentrant.
 #pragma once
 #include "kernels/cpu/ops_table.h"
 #include "kernels/cpu/simd.h"

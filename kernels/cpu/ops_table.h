@@ -13,6 +13,7 @@ namespace dovetail::kernels {
 // of elements on raw pointers, so its bits cannot depend on more. Both ISAs give the same bits
 // everywhere but in the scores of bf16 and E4M3 keys, where AVX-512 uses vdpbf16ps. Arguments are checked by
 // the callers.
+// Threads: reentrant; tables are immutable.
 
 // A partial in memory: float o[stride] (unnormalised; stride = value_dim rounded up to 16), then m,
 // then l. `PartialFloats` apart. m = max of the scores, l = sum exp(s - m), o = sum exp(s - m) v;

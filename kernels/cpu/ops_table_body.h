@@ -1,4 +1,5 @@
 // The table of one ISA. Included last by ops_avx2.cc and ops_avx512.cc.
+// Threads: pure.
 #pragma once
 #include "kernels/cpu/attention_body.h"
 #include "kernels/cpu/attention_int8_body.h"

@@ -1,6 +1,7 @@
 // Norms, rope, activations, conversions: one row or run of elements at a time. Included once per
 // ISA after simd.h. Tails are padded, not looped over, so an element's bits do not depend on where
 // in a row it lies.
+// Threads: reentrant.
 #pragma once
 #include "kernels/cpu/ops_table.h"
 #include "kernels/cpu/simd.h"

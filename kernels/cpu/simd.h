@@ -1,9 +1,9 @@
-// Sixteen floats, as one AVX-512 register or two AVX2 registers. Every operation works lane by lane
-// with IEEE rounding, and reductions add in one fixed tree, so code written on F32x16 gives the
-// same bits on both ISAs. Included by the files of one ISA only, which define DT_ISA_NS (their
-// inner namespace) and, for AVX-512, DT_ISA_AVX512. Nothing here or there may use std:: or absl
-// templates: a template instantiated with AVX-512 flags could be the copy the linker keeps for
-// everybody.
+// Sixteen floats, as one AVX-512 register or two AVX2 registers. Every operation works lane by lane with IEEE rounding,
+// and reductions add in one fixed tree, so code written on F32x16 gives the same bits on both ISAs. Included by the
+// files of one ISA only, which define DT_ISA_NS (their inner namespace) and, for AVX-512, DT_ISA_AVX512. Nothing here
+// or there may use std:: or absl templates: a template instantiated with AVX-512 flags could be the copy that the
+// linker keeps for the whole program.
+// Threads: pure.
 #pragma once
 #include <immintrin.h>
 

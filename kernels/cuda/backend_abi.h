@@ -21,8 +21,9 @@ namespace dovetail::kernels::cuda {
 
 // What libdovetail_cuda.so offers to the rest of Dovetail, which opens it at run time (cuda_library.h) and links
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
-// cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
-// stream only enqueue and never synchronise.
+// cudaError_t (0: done) unless said otherwise; error_text explains them. Functions with a stream only enqueue, except
+// stream_synchronize, and gemm_run where it measures algorithms for a new shape.
+// Threads: thread-safe.
 inline constexpr uint32_t kBackendAbi = 14;
 
 struct DeviceInfo {

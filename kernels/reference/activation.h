@@ -3,7 +3,8 @@
 namespace dovetail::kernels::reference {
 
 // activation.h on one element, in double precision.
-// Threads: pure; for tests.
+// Threads: pure.
+// Threads: pure.
 double SiluMul(double gate, double up);
 double GeluMul(double gate, double up);
 double ReluMul(double gate, double up);

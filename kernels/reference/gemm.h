@@ -8,6 +8,7 @@
 namespace dovetail::kernels::reference {
 
 // W as the file means it: every row dequantised, [rows, cols].
+// Threads: pure.
 std::vector<float> DequantizeAll(const RowSource& source);
 
 // y = x W^T in double precision, plain loops. x [m, cols], w [rows, cols], result [m, rows].

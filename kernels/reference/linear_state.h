@@ -8,6 +8,7 @@
 namespace dovetail::kernels::reference {
 
 // The plain recurrence of kernels/linear_state.h in double precision, one token after the other.
+// Threads: pure.
 struct LinearStateTokens {
   int rows = 0;
   const float* q = nullptr;  // dense [rows][key_dim]

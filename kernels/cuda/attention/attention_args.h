@@ -7,7 +7,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// What the host hands to the attention kernels: plain structs that lie in device memory or in kernel parameters.
+// What the host hands to the attention kernels: structs that lie in device memory or in kernel parameters.
+// Threads: plain values.
 
 inline constexpr int kTileRows = 16;      // (token, head) rows of one tensor core tile
 inline constexpr int kConsumerWarps = 8;  // of a thread block; kTiles below is 1, 2, 4 or 8
@@ -102,6 +103,7 @@ struct DeviceLimits {
 };
 
 // Enqueues one pass. cudaError_t as int; 0: enqueued. The plan must fit the launch (attention_plan.h).
+// Threads: any host thread, one at a time per stream.
 int LaunchAttentionBF16(AttentionLaunch launch, const DeviceLimits& limits, void* stream);
 int LaunchAttentionF16(AttentionLaunch launch, const DeviceLimits& limits, void* stream);
 int LaunchAttentionE4M3(AttentionLaunch launch, const DeviceLimits& limits, void* stream);

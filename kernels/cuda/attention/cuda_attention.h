@@ -66,7 +66,8 @@ struct CudaAttentionRun {
 };
 
 // The plan of one step and the device memory that it lies in.
-// Threads: thread-compatible; must not outlive the device.
+// Ownership: must not outlive the device.
+// Threads: thread-compatible.
 class CudaAttention {
  public:
   // Which kernel attends items that both could: the faster one, or always the same.

@@ -19,8 +19,8 @@ enum class KvType : int32_t { kBF16 = 0, kF16 = 1, kE4M3 = 2 };
 // smaller power of two: columns of 128, 64 or 32 bytes of such rows, one below the other, are what wgmma reads
 // (prefill_kernel.cuh). Of K in 8 bits, where a row is a multiple of 128 bytes, odd rows swap chunks i and i ^ 4, of
 // which the threads read four each of two neighbouring rows; of V in 8 bits they read two neighbouring dimensions of
-// four chunks, which chunk c keeps at the places i ^ 2c. A block begins on a 16-byte boundary. Immutable, a value.
-// Threads: pure; host and device code.
+// four chunks, which chunk c keeps at the places i ^ 2c. A block begins on a 16-byte boundary.
+// Threads: thread-compatible; a value. Its functions are pure, for host and device code.
 struct CudaKvLayout {
   static constexpr int kTokens = 64;
   static constexpr int kChunk = 16;

@@ -6,6 +6,7 @@
 namespace dovetail::kernels::cuda {
 
 // Parameters of the kernels that join partial attention: device pointers, plain structs.
+// Threads: plain values.
 
 // Joins what token shards returned (merge_partials.h): row r of head h takes partials [first[r], first[r + 1]) of
 // `order`.

@@ -7,6 +7,7 @@
 namespace dovetail::kernels::cuda {
 
 // What the host hands to the attention kernel for many rows (prefill_kernel.cuh): plain structs.
+// Threads: plain values.
 
 inline constexpr int kPrefillRows = 128;  // (token, head) rows of a tile, as many as one thread block attends at once
 
@@ -31,9 +32,11 @@ struct PrefillLaunch : AttentionCall {
 };
 
 // Whether the kernel attends such rows on this device: cuda_attention.h says which. It must be the current one.
+// Threads: thread-safe.
 bool PrefillTakes(const CudaKvLayout* layout, WireType q_type, size_t arena_bytes, const DeviceLimits* limits);
 
 // Enqueues one pass. cudaError_t as int; 0: enqueued. What PrefillTakes refuses may not be asked for.
+// Threads: any host thread, one at a time per stream.
 int LaunchPrefill(const PrefillLaunch* launch, void* stream);
 
 }  // namespace dovetail::kernels::cuda

@@ -4,8 +4,10 @@
 
 namespace dovetail::kernels::cuda {
 
-// The kernels of exchange_args.h. All: check, enqueue one kernel, return; thread-safe on different streams; allocate
-// nothing. kInvalidArgument for null pointers, ops beyond kExchangeOps and odd sizes, before anything runs.
+// The kernels of exchange_args.h. All check, enqueue one kernel and return.
+// Errors: kInvalidArgument for null pointers, ops beyond kExchangeOps and odd sizes, before anything runs.
+// Threads: thread-safe on different streams.
+// Memory: allocate nothing.
 absl::Status ExchangeAwait(CudaStream& stream, const ExchangeAwaitLaunch& args);
 absl::Status ExchangeGiveTurn(CudaStream& stream, const ExchangeGiveTurnLaunch& args);
 absl::Status ExchangeSignal(CudaStream& stream, const ExchangeSignalLaunch& args);

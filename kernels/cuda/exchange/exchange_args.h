@@ -8,6 +8,7 @@ namespace dovetail::kernels::cuda {
 // stores a number into a word there; the other waits for that number in a kernel. Numbers only grow: message `op` of
 // step s is s * kExchangeOps + op + 1, so that nothing of an earlier step, finished or given up, is taken for one of
 // this step.
+// Threads: plain values and pure functions.
 
 inline constexpr uint64_t kExchangeOps = 4096;  // attention ops a model may have, less one
 

@@ -6,6 +6,7 @@
 namespace dovetail::kernels::cuda {
 
 // Parameters of the kernels of experts: device pointers, plain structs. Matrices are row by row; steps are in elements.
+// Threads: plain values.
 
 enum class RouteScore : int32_t { kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2 };
 

@@ -11,8 +11,9 @@
 namespace dovetail::kernels::cuda {
 
 // The weights W of y = x W^T on a GPU: [rows][cols] in bf16 or f16, row by row, as GEMM and embeddings read them, or in
-// the 4 or 8 bits of the file they come from (quant_args.h), as cuda_product.h multiplies them. Movable; must not
-// outlive its device.
+// the 4 or 8 bits of the file they come from (quant_args.h), as cuda_product.h multiplies them. Movable.
+// Ownership: must not outlive its device.
+// Threads: immutable once loaded.
 class CudaWeights {
  public:
   // Rows that follow each other and are kept in the same way.
@@ -57,7 +58,8 @@ class CudaWeights {
 };
 
 // Fills weights, piece by piece: host threads produce rows in f32 and round them while the piece before travels.
-// Threads: thread-compatible; must not outlive its device.
+// Ownership: must not outlive its device.
+// Threads: thread-compatible.
 class CudaWeightLoader {
  public:
   // kResourceExhausted.

@@ -14,6 +14,7 @@ namespace dovetail::kernels::cuda {
 // Rows come in tiles of 16 and columns in steps of 128, padded with codes of value 0. A tile's steps follow each other,
 // so that one warp reads ahead in one direction. In a step lane 4 g + t of a warp has the 16-byte chunks of rows g and
 // g + 8, in the order in which mma.m16n8k16 takes them as A: QuantSlot says where an element lies.
+// Threads: plain values and pure functions.
 enum class QuantKind : int32_t {
   kU4 = 0,         // zero 8: Q4_0
   kU4Offset = 1,   // Q4_1, Q4_K

@@ -9,7 +9,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// Rows of a model file in the order of quant_args.h. On the host; pure, thread-safe.
+// Rows of a model file in the order of quant_args.h. On the host.
+// Threads: pure.
 
 // How a GPU keeps rows of a file's format; none for those of 16 and 32 bits.
 std::optional<QuantKind> QuantKindOf(RowFormat format);

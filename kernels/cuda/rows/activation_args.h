@@ -6,6 +6,7 @@
 namespace dovetail::kernels::cuda {
 
 // Parameters of activations: device pointers, plain structs.
+// Threads: plain values.
 
 struct ActivationLaunch {
   const void* gate = nullptr;

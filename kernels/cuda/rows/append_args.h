@@ -8,6 +8,7 @@ namespace dovetail::kernels::cuda {
 
 // Parameters of the kernels that make keys and values of rows and append them: device pointers, plain structs.
 // Activations are in a wire type; sums are in f32.
+// Threads: plain values.
 
 // q and k of new tokens are normed per head (optional) and rotated, q is written back, k and v go into KvBlocks or, if
 // k_out and v_out are given, into rows of their own: one pass.

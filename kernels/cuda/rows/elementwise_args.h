@@ -6,6 +6,7 @@
 namespace dovetail::kernels::cuda {
 
 // Parameters of element-wise kernels: device pointers, plain structs.
+// Threads: plain values.
 
 struct SampleOutput;  // sampling/sampling_args.h
 

@@ -6,6 +6,7 @@
 namespace dovetail::kernels::cuda {
 
 // Parameters of the norm: device pointers, a plain struct. Activations are in a wire type; sums are in f32.
+// Threads: plain values.
 
 struct RmsNormLaunch {
   void* x = nullptr;                                    // [rows][size]; gets x + residual if there is one

@@ -11,8 +11,9 @@ namespace dovetail::kernels::cuda {
 
 class CudaDevice;
 
-// A mark in a stream. Waiting for it from another stream costs the host nothing. Movable; must not outlive its
-// device.
+// A mark in a stream. Waiting for it from another stream costs the host nothing. Movable.
+// Ownership: must not outlive its device.
+// Threads: thread-compatible.
 class CudaEvent {
  public:
   CudaEvent() = default;
@@ -33,7 +34,9 @@ class CudaEvent {
   void* event_ = nullptr;
 };
 
-// Recorded work that runs again with one launch. Must not outlive its device; the memory it names must stay.
+// Recorded work that runs again with one launch.
+// Ownership: must not outlive its device; the memory that it names must stay.
+// Threads: thread-compatible.
 class CudaGraph {
  public:
   CudaGraph() = default;
@@ -49,9 +52,10 @@ class CudaGraph {
   void* graph_ = nullptr;
 };
 
-// A CUDA stream. Ops enqueue and return; pool() and kernels() are the host's, for the small work on its
-// side. Errors of kernels come back from SynchronizeStatus or from the next call; after one the device is lost
+// A CUDA stream. Ops enqueue and return; pool() and kernels() are the host's, for the small work on its side.
+// Errors: those of kernels come back from SynchronizeStatus or from the next call; after one the device is lost
 // (kInternal from then on).
+// Threads: one thread at a time, as Stream.
 class CudaStream : public Stream {
  public:
   ~CudaStream() override;
@@ -127,7 +131,7 @@ class CudaDevice : public Device {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePinned(size_t size_bytes);
 
   struct Memory {
-    size_t free_bytes = 0;  // of the whole device, for everybody
+    size_t free_bytes = 0;  // of the whole device, for all processes
     size_t total_bytes = 0;
     size_t taken_bytes = 0;  // buffers of this device object
     size_t kept_bytes = 0;   // in its pool
@@ -159,7 +163,8 @@ class CudaDevice : public Device {
 
 // Host memory that copies to and from a GPU reach without staging, behind Device: for tensors that the host packs or
 // takes apart on their way.
-// Threads: thread-safe; `device` outlives it.
+// Ownership: `device` outlives it.
+// Threads: thread-safe.
 class PinnedHost final : public Device {
  public:
   explicit PinnedHost(CudaDevice& device) : device_(device) {}

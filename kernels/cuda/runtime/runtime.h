@@ -5,6 +5,7 @@
 #include "kernels/cuda/backend_abi.h"
 
 // The functions behind backend_abi.h that need the CUDA runtime alone. Inside libdovetail_cuda.so only.
+// Threads: thread-safe; UseDevice() acts on the calling thread.
 
 namespace dovetail::kernels::cuda::runtime {
 

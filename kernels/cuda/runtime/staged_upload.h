@@ -8,7 +8,8 @@ namespace dovetail::kernels::cuda {
 
 // Small host data on its way to the device, once a step: assembled in pinned memory, one copy, no waiting. What was
 // sent lies at device() until the next Send, for work that the stream was given before it.
-// Threads: thread-compatible; must not outlive its device.
+// Ownership: must not outlive its device.
+// Threads: thread-compatible.
 class StagedUpload {
  public:
   explicit StagedUpload(CudaDevice& device) : device_(device) {}
@@ -37,6 +38,7 @@ class StagedUpload {
 };
 
 // Where the parts of an upload lie: each on a boundary of 256 bytes.
+// Threads: thread-compatible; a value.
 class UploadLayout {
  public:
   template <typename T>

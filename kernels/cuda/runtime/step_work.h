@@ -20,7 +20,8 @@ namespace dovetail::kernels::cuda {
 //
 // Uploads are not part of it: they go at once, ahead of the launches, and overlap with another micro-batch's step that
 // still runs (CudaStream::Upload).
-// Threads: thread-compatible; must not outlive the device.
+// Ownership: must not outlive the device.
+// Threads: thread-compatible.
 class StepWork {
  public:
   using Enqueue = std::function<absl::Status(CudaStream&)>;

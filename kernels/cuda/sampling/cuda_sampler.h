@@ -10,7 +10,8 @@
 namespace dovetail::kernels::cuda {
 
 // Draws one token a row of logits on the GPU; only tokens come back. Parameters travel in one copy.
-// Threads: thread-compatible; must not outlive its device.
+// Ownership: must not outlive its device.
+// Threads: thread-compatible.
 class CudaSampler {
  public:
   struct Row {

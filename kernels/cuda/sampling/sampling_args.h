@@ -4,6 +4,7 @@
 namespace dovetail::kernels::cuda {
 
 // Parameters of the sampling kernel: device pointers, plain structs.
+// Threads: plain values.
 
 // One row of logits to one token (sampling.h).
 struct SampleParams {

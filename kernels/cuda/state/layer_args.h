@@ -7,6 +7,7 @@ namespace dovetail::kernels::cuda {
 
 // Parameters of the small kernels before and after a linear state: device pointers, plain structs. Matrices are row by
 // row; steps are in elements.
+// Threads: plain values.
 
 // q, k and v of one product go to tensors of their own: silu of each, or v times another product, or as they are.
 struct StateInputsLaunch {

@@ -8,6 +8,7 @@ namespace dovetail::kernels::cuda {
 
 // Parameters of the linear-state kernels (linear_state.h has the operator; cuda_state.h the host's side). Plain
 // structs, device pointers.
+// Threads: plain values and pure functions.
 
 inline constexpr int kStateTokens = 64;            // of a state block
 inline constexpr int kStateSpan = 32;              // of its halves: decode keeps S between them, too
