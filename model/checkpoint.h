@@ -90,8 +90,7 @@ struct StoredTensor {
   int64_t bytes = 0;
 };
 
-// A model's configuration and weights, whatever they are stored as. Immutable, thread-safe; weights are mapped, not
-// read.
+// A model's configuration and weights, whatever they are stored as. Weights are mapped, not read.
 //
 // Canonical names (N = 0 .. layers - 1; H hidden, I intermediate, n_h heads, n_kv KV heads, d key_dim, dv value_dim):
 //   embed.weight                        [vocab, H]
@@ -113,6 +112,7 @@ struct StoredTensor {
 //   lm_head.weight                      [vocab, H]  embed.weight again when tied
 //   layers.N.attn.sinks                 [n_h]       with sinks
 // Phi-3's fused qkv_proj and gate_up_proj appear as row ranges of one stored tensor under these names.
+// Threads: immutable.
 class Checkpoint {
  public:
   enum class Format { kGguf, kSafetensors };
@@ -156,6 +156,7 @@ class Checkpoint {
 // checked here: that each weight exists, in a type that is read and in the shape that the config asks for.
 // Errors: those of the readers and of ConfigFrom*; kInvalidArgument naming file, tensor, expected and found shape;
 // kNotFound when the path holds no model.
+// Threads: thread-safe; blocks on files.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpoint(const std::filesystem::path& path);
 
 }  // namespace dovetail::model

@@ -147,7 +147,7 @@ struct SamplingDefaults {
   std::optional<bool> do_sample;  // false: greedy unless a request asks otherwise
 };
 
-// A decoder as one immutable struct, the same whether it was read from config.json or from GGUF metadata.
+// A decoder as one struct, the same whether it was read from config.json or from GGUF metadata.
 // Checked: a ModelConfig that was returned holds sane, agreeing numbers. With H hidden_size, n_h heads, n_kv kv_heads:
 //
 //   x = embed[token] * embedding_scale
@@ -158,6 +158,7 @@ struct SamplingDefaults {
 // Q is [n_h * key_dim, H], K [n_kv * key_dim, H], V [n_kv * value_dim, H], O [H, n_h * value_dim]; query head h reads
 // KV head h / (n_h / n_kv). With qk_norm, rmsnorm over key_dim of each head of q and k comes before rope. Norm weights
 // that a family stores as w for (1 + w) are given out as 1 + w (checkpoint.h).
+// Threads: immutable once returned.
 struct ModelConfig {
   Architecture architecture = Architecture::kLlama;
   std::string name;  // what the file calls itself; may be empty
@@ -213,12 +214,14 @@ struct AttentionOp {
   size_t layer = 0;
   bool state = false;
 };
+// Threads: pure.
 std::vector<AttentionOp> AttentionOpsOf(const ModelConfig& config);
 
 // From config.json, in the spelling of transformers 4 or 5, and generation_config.json (null when there is none).
 // `file` names config.json in error texts.
 // Errors: kUnimplemented for an architecture, layer kind, rope kind or feature that is not served; kInvalidArgument for
 // a field that is missing, of the wrong type, out of range, or contradicts another. Both name the field.
+// Threads: pure.
 absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohmann::json& config,
                                            const nlohmann::json& generation_config);
 

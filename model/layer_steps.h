@@ -12,8 +12,8 @@ namespace dovetail::model {
 
 // A layer is a short list of typed steps, cut at attention. A compute worker runs them in order over the residual
 // stream x [rows, hidden] (f32) and two working tensors: h (a normed x) and a (what attention gave back). A
-// linear-state layer or an expert layer is further kinds of step; nothing else changes. Immutable once loaded;
-// thread-safe.
+// linear-state layer or an expert layer is further kinds of step; nothing else changes.
+// Threads: immutable once loaded.
 
 struct RmsNorm {
   std::vector<float> weight;

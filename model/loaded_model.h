@@ -24,6 +24,7 @@ enum class WeightFormat : uint8_t {
 };
 
 // Rows of the token embedding, read from the mapped file: a tied head is not held twice.
+// Threads: immutable once loaded.
 class Embedding {
  public:
   Embedding() = default;

@@ -8,7 +8,8 @@
 #include "model/chat_template/runtime.h"
 #include "model/chat_template/value.h"
 
-// A parsed template: immutable, shared by concurrent renderings.
+// A parsed template, shared by concurrent renderings.
+// Threads: immutable once parsed.
 
 namespace dovetail::model::jinja {
 

@@ -4,6 +4,7 @@
 #include "model/chat_template/runtime.h"
 
 // The tables of what a template may call. Nothing outside them is reachable.
+// Threads: pure look-ups in immutable tables; what they find has the rule of the Runtime that it is called with.
 
 namespace dovetail::model::jinja {
 

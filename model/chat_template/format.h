@@ -2,6 +2,7 @@
 #include "model/chat_template/runtime.h"
 
 // Python's two ways to fill a format string.
+// Threads: as the Runtime: one thread at a time.
 
 namespace dovetail::model::jinja {
 

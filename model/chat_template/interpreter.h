@@ -17,6 +17,7 @@ struct Scope {
 };
 
 // Evaluates one template once. `ast` and `runtime` outlive it.
+// Threads: thread-compatible; one thread and one rendering.
 class Interpreter {
  public:
   Interpreter(const Ast& ast, Runtime& runtime);

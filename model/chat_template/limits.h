@@ -8,6 +8,7 @@ namespace dovetail::model {
 // input.
 //
 // A step is one evaluated node of the template, one element visited, or 64 bytes of string written or searched.
+// Threads: thread-compatible; a value.
 struct TemplateLimits {
   // Parsing.
   size_t source_bytes = 256 * 1024;

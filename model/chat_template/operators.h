@@ -4,6 +4,7 @@
 
 // Python's operators over template values.
 // Errors: kInvalidArgument with Python's text, kResourceExhausted at a limit.
+// Threads: as the Runtime: one thread at a time.
 
 namespace dovetail::model::jinja {
 

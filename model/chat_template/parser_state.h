@@ -13,7 +13,8 @@
 namespace dovetail::model::jinja {
 
 // Recursive descent over the tokens of one template. Expressions are in parser_expressions.cc, statements in parser.cc.
-// For one thread and one Run().
+// For one Run().
+// Threads: thread-compatible.
 class Parser {
  public:
   Parser(std::vector<Token> tokens, const TemplateLimits& limits);

@@ -4,6 +4,7 @@
 #include "model/chat_template/runtime.h"
 
 // Python's str() and repr() of template values.
+// Threads: as the Runtime: one thread at a time.
 
 namespace dovetail::model::jinja {
 

@@ -40,6 +40,7 @@ struct Args {
 };
 
 // Arguments assigned to parameter names, Python's way. `names` must have at most kMax entries.
+// Threads: thread-compatible.
 class BoundArgs {
  public:
   static constexpr size_t kMax = 6;
@@ -56,8 +57,9 @@ class BoundArgs {
   const Value* values_[kMax] = {};
 };
 
-// Owned by one Render call, thread-compatible. Every method that makes something charges for it first and fails with
-// kResourceExhausted when the template's budget or a size limit is spent.
+// Owned by one Render call. Every method that makes something charges for it first and fails with kResourceExhausted
+// when the template's budget or a size limit is spent.
+// Threads: thread-compatible.
 class Runtime {
  public:
   static constexpr size_t kAttributes = 256;

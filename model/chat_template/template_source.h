@@ -8,7 +8,8 @@
 
 // Which chat template a model brings. A folder has chat_template.jinja (which wins), or "chat_template" in
 // tokenizer_config.json or chat_template.json; a GGUF file has the string tokenizer.chat_template and perhaps
-// tokenizer.chat_template.<name>. Pure functions over text; plain values.
+// tokenizer.chat_template.<name>.
+// Threads: plain values and pure functions.
 
 namespace dovetail::model {
 

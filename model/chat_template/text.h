@@ -9,7 +9,7 @@ namespace dovetail::model::jinja {
 // A UTF-8 string in which every byte knows whether it came from the conversation (input) or from the template.
 //
 // Offsets are bytes. Flags are stored as the offsets at which they flip, so a uniform string costs one bool.
-// Value type, thread-compatible.
+// Threads: thread-compatible; a value.
 class Text {
  public:
   Text() = default;

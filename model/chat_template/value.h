@@ -12,6 +12,7 @@
 
 // The values of a template. Numbers and strings are immutable; containers are owned by the Heap of one rendering and
 // referred to by raw pointers, so that a template which ties containers into a ring leaks nothing.
+// Threads: thread-compatible; values of one rendering belong to its thread.
 
 namespace dovetail::model::jinja {
 

@@ -9,7 +9,7 @@ namespace dovetail::model {
 
 // What GGUF files of hybrids with linear states and of models with experts say differently: numbers by layer, where
 // those of a layer without attention or MLP are 0, and the sizes of states and experts. Errors name file and key.
-// Threads: pure but for `config`, which is the caller's: any thread.
+// Threads: pure, except for `config`.
 
 // <prefix>.<suffix>, one number for all layers or one for each, none below 0; `missing` where the key is absent.
 absl::StatusOr<std::vector<int64_t>> GgufPerLayer(const GgufFile& gguf, const std::string& key, size_t layers,

@@ -9,7 +9,9 @@
 
 namespace dovetail::model {
 
-// What hybrids with linear states and models with experts add to config.json. All pure; errors as ConfigFromJson's.
+// What hybrids with linear states and models with experts add to config.json.
+// Errors: as ConfigFromJson's.
+// Threads: pure, except for `config`.
 
 // The same config in the names that dense models use: text models inside multimodal ones, layer lists of other shapes,
 // families that call a size something else.

@@ -10,11 +10,12 @@
 namespace dovetail::model {
 
 // What GGUF files call a layer's tensor that Hugging Face folders call `stored`; that itself where no GGUF is read.
-// Threads: pure, as the functions below are but for the list they append to: any thread.
+// Threads: pure. The functions below are, too, except for the list that they append to.
 std::string GgufName(const std::string& stored);
 
 // The weights of one layer of a hybrid, on their way into a list of needs. Names are given without the layer's prefix.
-// Views the config and the list, which outlive it; one thread at a time.
+// Views the config and the list, which outlive it.
+// Threads: thread-compatible.
 class HybridNeeds {
  public:
   HybridNeeds(const ModelConfig& model, size_t index, std::vector<TensorNeed>& out)

@@ -14,11 +14,12 @@
 
 namespace dovetail::model {
 
-// A GGUF model: one file, or all parts of a split one, mapped read-only. Immutable, thread-safe.
-// Every view that it gives (names, strings, tensor bytes) lives as long as the object.
+// A GGUF model: one file, or all parts of a split one, mapped read-only. Every view that it gives (names, strings,
+// tensor bytes) lives as long as the object.
 //
 // Metadata accessors give nullopt for an absent key, and kInvalidArgument naming file, key, wanted and found type for a
 // key of another type. Integers may be stored in any width; a value outside int64 is refused.
+// Threads: immutable.
 class GgufFile {
  public:
   // Opens `path`, and for "<name>-00001-of-000NN.gguf" the NN - 1 other parts in its folder. Errors: ParseGguf's,

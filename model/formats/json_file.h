@@ -9,7 +9,7 @@
 namespace dovetail::model {
 
 // The JSON files of a model, untrusted.
-// Threads: pure but for the reading; thread-safe.
+// Threads: thread-safe; blocks on the file.
 
 // config.json and its kin are at most this large and this deep.
 inline constexpr size_t kMaxJsonFileBytes = size_t{16} << 20;

@@ -9,9 +9,9 @@
 
 namespace dovetail::model {
 
-// A regular file mapped read-only for as long as the object lives. Immutable, thread-safe.
-// A process that truncates the file while it is mapped makes readers fault: model files are replaced by renaming, never
-// rewritten in place.
+// A regular file mapped read-only for as long as the object lives. A process that truncates the file while it is mapped
+// makes readers fault: model files are replaced by renaming, never rewritten in place.
+// Threads: immutable.
 class MappedFile {
  public:
   // Errors: kNotFound when there is no such file; kInvalidArgument for a folder, pipe or device; kPermissionDenied or

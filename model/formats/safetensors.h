@@ -13,7 +13,8 @@
 namespace dovetail::model {
 
 // The safetensors weights of a model folder: model.safetensors, or the shards that model.safetensors.index.json names,
-// mapped read-only. Immutable, thread-safe. Tensor bytes live as long as the object.
+// mapped read-only. Tensor bytes live as long as the object.
+// Threads: immutable.
 class SafetensorsFile {
  public:
   // One file. Errors: ParseSafetensors's and MappedFile's.

@@ -21,7 +21,7 @@ struct DetokenizeOptions {
 // Turns ids into text one at a time. What Push returns is final and whole characters; a character that is still
 // incomplete is held back (at most 3 bytes). The returned texts and that of Flush, joined, are the text of the ids
 // however they are grouped. The tokenizer outlives it.
-// Threads: thread-compatible; copyable.
+// Threads: thread-compatible; a value.
 class IncrementalDetokenizer {
  public:
   explicit IncrementalDetokenizer(const Tokenizer& tokenizer, DetokenizeOptions options = {});

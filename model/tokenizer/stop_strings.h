@@ -23,7 +23,7 @@ struct StopMatch {
 // the outcome is a pure function of the text: how it was cut into pushes does not matter. Text that may still be the
 // beginning of a stop string is held back (less than kMaxStopStringBytes). Time O(bytes x stop strings).
 // Source: Knuth, Morris and Pratt 1977.
-// Threads: thread-compatible; copyable.
+// Threads: thread-compatible; a value.
 class StopMatcher {
  public:
   // kInvalidArgument for more than kMaxStopStrings, an empty or over-long one, or invalid UTF-8; the message begins

@@ -25,7 +25,8 @@ struct GgufTokenizerFields {
 
 // Errors: kInvalidArgument for fields that are missing or do not fit together, kUnimplemented for a tokenizer or
 // pre-tokenizer we do not have; the message names the key.
-// Threads: pure; the result owns its texts.
+// Ownership: the result owns its texts.
+// Threads: pure.
 absl::StatusOr<TokenizerData> TokenizerDataFromGguf(const GgufTokenizerFields& fields);
 
 }  // namespace dovetail::model

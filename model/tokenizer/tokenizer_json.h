@@ -15,7 +15,8 @@ inline constexpr size_t kMaxTokenizerJsonBytes = size_t{128} << 20;  // Gemma's 
 // normalizer, pre-tokenizer, post-processor or decoder selects one of the known ways of working, or is refused.
 // Errors: kInvalidArgument for text that is not JSON or does not fit together, kUnimplemented for a tokenizer we do not
 // have; the message names file and field.
-// Threads: pure; the result owns its texts.
+// Ownership: the result owns its texts.
+// Threads: pure.
 absl::StatusOr<TokenizerData> TokenizerDataFromJson(
     std::string_view tokenizer_json, std::optional<std::string_view> tokenizer_config_json = std::nullopt);
 

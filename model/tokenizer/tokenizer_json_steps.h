@@ -8,7 +8,7 @@ namespace dovetail::model {
 // The parts of tokenizer.json that describe how text is treated. Each is a step or a Sequence of steps with a "type";
 // together they must be one of the ways of working that TokenizerData can express. kUnimplemented names the step that
 // is not, kInvalidArgument one that is malformed.
-// Threads: pure but for `data`.
+// Threads: pure, except for `data`.
 
 // normalizer, pre_tokenizer and decoder (null where absent): sets kind, pre_tokenizer, normalize_nfc and the space
 // fields.

@@ -13,8 +13,9 @@
 
 namespace dovetail::model {
 
-// What a model file says about its tokenizer, as plain data: the two readers (tokenizer_json.h, tokenizer_gguf.h) fill
-// it, Tokenizer::Create (tokenizer.h) checks it and turns it into something that runs.
+// What a model file says about its tokenizer: the two readers (tokenizer_json.h, tokenizer_gguf.h) fill it,
+// Tokenizer::Create (tokenizer.h) checks it and turns it into something that runs.
+// Threads: plain values and pure functions.
 
 inline constexpr size_t kMaxVocabularyTokens = size_t{1} << 20;
 inline constexpr size_t kMaxTokenBytes = 4096;        // one token's spelling; real ones stay under 300
