@@ -30,14 +30,15 @@ struct ClusterSchedulerOptions {
   std::string certificate_file;                        // of the control plane; empty: none
 };
 
-// A worker's stream, as the loop uses it. Thread-safe functions.
+// A worker's stream, as the loop uses it.
+// Threads: the functions are thread-safe.
 struct WorkerStream {
   std::function<void(control::v1::SchedulerOrder)> send;
   std::function<void(const absl::Status&)> close;
 };
 
 // The scheduler of a cluster: members, servers, and, once there is a model, the scheduler's node.
-// Threads: owned by one event loop: everything is called on its thread.
+// Threads: reactor-owned.
 class ClusterScheduler {
  public:
   // `connector` and `clock` outlive it.

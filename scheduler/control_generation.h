@@ -14,8 +14,8 @@
 namespace dovetail::scheduler {
 
 // The servers that are connected, and whose request is whose. Every server numbers its requests by itself; the
-// scheduler gives them numbers of its own. Updates of one turn of the loop travel to a server in one message. Owned by
-// the scheduler's loop.
+// scheduler gives them numbers of its own. Updates of one turn of the loop travel to a server in one message.
+// Threads: reactor-owned.
 class ControlGeneration {
  public:
   using SendFn = std::function<void(control::v1::GenerationEvents)>;

@@ -11,6 +11,7 @@ namespace dovetail::scheduler {
 
 // The gRPC face of a ClusterScheduler: Membership, Generation and Admin on one port, with health and reflection. Calls
 // are checked on gRPC's threads and carried out on the loop's.
+// Threads: one thread, not the loop's, starts, stops and destroys it. Stop() needs the loop to run.
 class ControlService {
  public:
   // `scheduler` lives on `loop`; both outlive this. kInvalidArgument: the address; kAlreadyExists: the port is taken.

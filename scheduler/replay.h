@@ -35,8 +35,8 @@ struct ReplayStats {
 // a GPU a step's rounding depends on what else is in it, so a near tie may fall otherwise; such a request differs from
 // run to run on one worker, too, and the finding says so.
 //
-// A value: requests and updates in, requests to submit and findings out. Holds at most kMostTracked requests and
-// kMostTokens of their tokens; more are passed over.
+// Requests and updates in, requests to submit and findings out. Holds at most kMostTracked requests and kMostTokens of
+// their tokens; more are passed over.
 // Threads: thread-compatible.
 class Replay {
  public:

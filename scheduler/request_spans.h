@@ -12,8 +12,9 @@ namespace dovetail::scheduler {
 
 // What the scheduler records of requests whose traces are sampled: the queue, each part of a prompt that a compute
 // worker takes in a step ("prefill", by rank of a prefill group), decoding by second, moves between attention workers,
-// and failures. All are children of the server's span of the request. Bounded by the requests and steps that live. Of
-// one event loop, like the node that tells it what happens; without a sink it does nothing.
+// and failures. All are children of the server's span of the request. Bounded by the requests and steps that live.
+// Without a sink it does nothing.
+// Threads: reactor-owned, as the node that tells it what happens.
 class RequestSpans {
  public:
   void SetSink(SpanSink* sink) { sink_ = sink; }  // outlives this

@@ -24,6 +24,7 @@ struct SchedulerMainOptions {
 };
 
 // A scheduler process: connector, loop, ClusterScheduler and its gRPC service. Runs until destroyed.
+// Threads: one thread starts and destroys it; the rest runs on threads of its own.
 class SchedulerMain {
  public:
   // `connector` is node 0's, of incarnation `epoch`. Errors as ControlService::Start.

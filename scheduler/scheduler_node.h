@@ -16,7 +16,7 @@
 namespace dovetail::scheduler {
 
 // The scheduler's shell: turns frames into events and actions into frames.
-// Threads: owned by one event loop.
+// Threads: reactor-owned.
 class SchedulerNode final : public transport::FrameHandler {
  public:
   // Called on the event loop, in order; must return at once.

@@ -7,7 +7,8 @@
 #include "scheduler/core/rate_estimator.h"
 
 // How much of a prompt may be in a step for which running streams wait, so that their next tokens come soon (ADR 61).
-// Pure functions and plain values: no clock, no allocation but of StreamPace; deterministic; any thread.
+// No clock, and no allocation except StreamPace's; deterministic.
+// Threads: plain values and pure functions.
 
 namespace dovetail::scheduler {
 

@@ -13,7 +13,8 @@
 #include "proto/step_plan.h"
 #include "requests/generation.h"
 
-// Everything that can happen to the scheduler, and everything it can ask for. Plain values.
+// Everything that can happen to the scheduler, and everything it can ask for.
+// Threads: plain values.
 
 namespace dovetail::scheduler {
 

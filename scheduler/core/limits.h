@@ -5,6 +5,9 @@
 
 namespace dovetail::scheduler {
 
+// Limits of the scheduler's core.
+// Threads: constants.
+
 // Entries with fewer new tokens are not planned as prompts: compute workers do not attend them either.
 inline constexpr int kLeastPlannedPrompt = 16;
 
@@ -28,7 +31,7 @@ inline constexpr int kLeastRankChunk = 2 * kSegmentTokens;
 // knowing.
 inline constexpr absl::Duration kProbeTimeout = absl::Milliseconds(10);
 
-// Part of a worker's blocks that admission leaves free, so that running sequences can grow before someone must be
+// Part of a worker's blocks that admission leaves free, so that running sequences can grow before one must be
 // preempted.
 inline constexpr double kAdmissionSpare = 0.01;
 

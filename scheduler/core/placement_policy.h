@@ -8,7 +8,8 @@
 #include "scheduler/core/kv_budget.h"
 #include "scheduler/core/scheduler.h"
 
-// Placements as pure functions of the workers that are there. All satisfy proto::Validate.
+// Placements as functions of the workers that are there. All satisfy proto::Validate.
+// Threads: pure.
 
 namespace dovetail::scheduler {
 

@@ -6,7 +6,8 @@
 
 #include "proto/prefill_exchange.h"
 
-// How a part of a prompt was planned, what was predicted of it, and what became of it. Plain values.
+// How a part of a prompt was planned, what was predicted of it, and what became of it.
+// Threads: plain values and pure functions.
 
 namespace dovetail::scheduler {
 

@@ -319,7 +319,7 @@ PrefillGroups::Ended PrefillGroups::End(Run& run) {
     return {.outcome = Outcome::kFinished, .batch = &batch, .result = run.results.at(run.failed)};
   if (run.withdrawn) return {.outcome = Outcome::kRepeat, .batch = &batch};
   const double took_s = absl::ToDoubleSeconds(turn_.now() - run.begun);
-  run.forecast.measured_s = std::max(took_s - run.streams_s, took_s / 2);  // steps of streams went beside it
+  run.forecast.measured_s = std::max(took_s - run.streams_s, took_s / 2);  // steps of streams ran meanwhile
   pool_.planner().LearnTime(run.forecast);
   return {.outcome = Outcome::kFinished, .batch = &batch, .result = std::move(result)};
 }

@@ -5,7 +5,8 @@
 
 namespace dovetail::scheduler {
 
-// Seconds for a unit of work, from the last few measurements. A value; deterministic; of fixed size.
+// Seconds for a unit of work, from the last few measurements. Deterministic; of fixed size.
+// Threads: thread-compatible; a value.
 class RateEstimator {
  public:
   static constexpr size_t kKept = 15;

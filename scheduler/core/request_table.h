@@ -13,7 +13,8 @@
 namespace dovetail::scheduler {
 
 // The records of requests and of their choices, from arrival until the last step that contains one has returned.
-// Threads: thread-compatible. Pointers to records are good until ForgetFinished.
+// Ownership: pointers to records are valid until ForgetFinished.
+// Threads: thread-compatible.
 class RequestTable {
  public:
   // Both outlive the table.

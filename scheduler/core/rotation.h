@@ -9,7 +9,7 @@ namespace dovetail::scheduler {
 // How many micro-batches a compute worker has under way: what PlanRotation asks for from smoothed times, one step at a
 // time, unless a token took longer when that was tried. The plan takes it that the halves of a batch take half as long,
 // which holds where a pool computes, and not where it reads weights that are as many for each half.
-// Threads: not thread-safe; deterministic.
+// Threads: thread-compatible; deterministic.
 class Rotation {
  public:
   // At most `most` micro-batches; begins with one.

@@ -17,8 +17,9 @@
 #include "scheduler/core/refusals.h"
 #include "scheduler/core/token_log.h"
 
-// What the scheduler knows of a request and of each of its choices. Plain records; the parts of the core (scheduler.cc)
-// have the rules.
+// What the scheduler knows of a request and of each of its choices. The parts of the core (scheduler.cc) have the
+// rules.
+// Threads: thread-compatible; plain records of the core that owns them.
 
 namespace dovetail::scheduler {
 

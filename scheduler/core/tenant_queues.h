@@ -11,7 +11,7 @@ namespace dovetail::scheduler {
 // Restarted sequences come first, then by priority, then first come first served.
 using QueueKey = std::tuple<bool, int, uint64_t, int>;
 
-// Someone with requests here. Those without are forgotten.
+// A tenant that has requests here. Tenants without requests are forgotten.
 struct Tenant {
   std::string name;
   uint64_t served = 0;  // the virtual counter: tokens computed for it, lifted when it comes back
@@ -25,7 +25,8 @@ struct Tenant {
 // of the tokens whatever it asks for. A tenant that comes back is lifted to the least counter of those present: being
 // away earns nothing.
 // Source: virtual token counter, Sheng et al. 2024.
-// Threads: thread-compatible; references to a Tenant are good until it leaves.
+// Ownership: references to a Tenant are valid until it leaves.
+// Threads: thread-compatible.
 class TenantQueues {
  public:
   Tenant& Enter(const std::string& name);  // one more request of it
