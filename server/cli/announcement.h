@@ -7,6 +7,7 @@
 namespace dovetail::cli {
 
 // What the parent must know of a child's output: the address after a marker in its first line that has it.
+// Threads: OnLine() on the thread that reads the child's output; Ready() and Take() on one other.
 class Announcement {
  public:
   explicit Announcement(std::string marker) : marker_(std::move(marker)), future_(promise_.get_future()) {}

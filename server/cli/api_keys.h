@@ -9,6 +9,7 @@
 namespace dovetail::cli {
 
 // Where the keys of one scope come from. All places count together.
+// Threads: thread-compatible; a value.
 struct KeySources {
   std::string flag, file_flag;         // "--api-key", "--api-key-file"
   std::vector<std::string> variables;  // of the environment: keys with white space between them
@@ -21,11 +22,13 @@ KeySources MetricsKeySources();
 void AddKeyFlags(CLI::App& command, KeySources& sources, const std::string& what_for);
 
 // Reads files and environment. Errors name the flag, the file and its line, or the variable, never a key.
-// kFailedPrecondition: everybody may write the file; kInvalidArgument: a place that is named holds no key, so that a
+// kFailedPrecondition: every user may write the file; kInvalidArgument: a place that is named holds no key, so that a
 // mistake does not open the server.
+// Threads: thread-safe; blocks on files.
 absl::StatusOr<std::vector<server::ApiKey>> ReadKeys(const KeySources& sources);
 
 // Logs what lets other users of this host read a key: a flag, a file's permissions.
+// Threads: thread-safe; blocks on files.
 void WarnOfReadableKeys(const KeySources& sources);
 
 }  // namespace dovetail::cli

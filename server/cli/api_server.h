@@ -54,7 +54,7 @@ struct ServedEngine {
 };
 
 // The HTTP API, and the gRPC one where asked for.
-// Threads: used by one thread.
+// Threads: thread-compatible.
 class ApiServer {
  public:
   // Listens; says that it is loading until Serve(). `seed`: of requests that bring none. `spans`: where those of

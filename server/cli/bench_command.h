@@ -26,6 +26,7 @@ void AddBenchFlags(CLI::App& command, BenchFlags& flags);
 
 // Loads the model and measures it in this process: decoding of one sequence, prefill, decoding of full batches. Prints
 // a table or JSON. Errors before anything is loaded where a flag alone shows them.
+// Threads: the main thread only.
 absl::Status RunBench(const BenchFlags& flags);
 
 }  // namespace dovetail::cli

@@ -19,8 +19,9 @@ struct BenchCostFlags {
 void AddBenchCostFlags(CLI::App& command, BenchCostFlags& flags);
 
 // `dovetail bench cost`: what tokens cost in layouts that `dovetail bench serve --save-result` (or vLLM's) measured,
-// and below which price ratio a split one pays. kInvalidArgument and kNotFound name flag, file and field.
-// Prints to standard output and writes BenchCostFlags::report; one thread.
+// and below which price ratio a split one pays. kInvalidArgument and kNotFound name flag, file and field. Prints to
+// standard output and writes BenchCostFlags::report.
+// Threads: the main thread only.
 absl::Status RunBenchCost(const BenchCostFlags& flags);
 
 }  // namespace dovetail::cli

@@ -18,6 +18,7 @@ struct BenchDeviceFlags {
 void AddBenchDeviceFlags(CLI::App& command, BenchDeviceFlags& flags);
 
 // Blocks for about a minute. An error leaves no file behind, and a file that was there as it is.
+// Threads: the main thread only.
 absl::Status RunBenchDevice(const BenchDeviceFlags& flags);
 
 }  // namespace dovetail::cli

@@ -14,6 +14,7 @@
 namespace dovetail::cli {
 
 // The command line of `dovetail bench serve`, as it was given: names and defaults are those of `vllm bench serve`.
+// Threads: thread-compatible; a value.
 struct BenchServeFlags {
   std::string backend = "openai", base_url, host = "127.0.0.1", endpoint;
   int port = 8000;
@@ -67,9 +68,11 @@ struct BenchServeOptions {
 };
 
 // "ttft:200", "tpot:50", "e2el:5000": limits in milliseconds. kInvalidArgument names `flag`.
+// Threads: pure.
 absl::StatusOr<loadgen::Goodput> ReadLimits(const std::string& flag, const std::vector<std::string>& texts);
 
 // kInvalidArgument names the flag. OPENAI_API_KEY of the environment becomes a bearer token, unless --header has one.
+// Threads: thread-safe; reads the environment.
 absl::StatusOr<BenchServeOptions> ReadBenchServeFlags(const BenchServeFlags& flags);
 
 }  // namespace dovetail::cli

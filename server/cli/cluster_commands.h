@@ -14,6 +14,7 @@
 
 // The commands of a cluster of processes: one for each role, `up` for all of them on this machine, `status` and `drain`
 // for operators.
+// Threads: the main thread only.
 
 namespace dovetail::cli {
 

@@ -10,6 +10,7 @@ namespace dovetail::cli {
 
 // Flags that all roles of a cluster share.
 
+// Threads: thread-compatible; a value. The functions below are for the main thread.
 struct ControlFlags {  // the control plane
   std::string scheduler = "127.0.0.1:7100";
   std::string tls_cert, tls_key, tls_ca, tls_server_name;

@@ -6,6 +6,7 @@
 
 // What the commands of the binary share on their command lines: checks whose texts name the flag, the limit and the
 // remedy, help that fits a terminal, and the nearest name for one that does not exist.
+// Threads: pure.
 
 namespace dovetail::cli {
 

@@ -10,6 +10,7 @@
 #include "server/cli/trace_flags.h"
 
 // The commands of the `dovetail` binary. Each returns when it is done; errors are printed by main().
+// Threads: the main thread only.
 
 namespace dovetail::cli {
 

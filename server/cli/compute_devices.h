@@ -9,7 +9,7 @@ namespace dovetail::cli {
 
 // --compute-devices: the GPUs of the compute workers of one process.
 //   Errors:  name the flag
-//   Threads: the main thread's
+//   Threads: the main thread only
 
 // Their names; none: the flag was not given.
 std::vector<std::string> ComputeDevicesOf(const EngineFlags& flags);

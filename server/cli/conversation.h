@@ -31,7 +31,7 @@ struct Answer {
 
 // A conversation with a model, as the `run` command holds it. Without a chat template, or where options ask for it,
 // each message is continued alone.
-// Threads: one thread, except Cancel.
+// Threads: thread-compatible, except Cancel(), which is thread-safe.
 class Conversation {
  public:
   // All outlive it.

@@ -4,6 +4,7 @@
 namespace dovetail::cli {
 
 // The worker processes of one machine.
+// Threads: plain values and pure functions.
 struct WorkersOfMachine {
   int compute = 1;
   bool layers_on_gpu = false;

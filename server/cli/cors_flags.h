@@ -9,6 +9,7 @@
 namespace dovetail::cli {
 
 // Which web pages may use the API: spelled as in vLLM, lists as JSON. Unlike there, none may unless flags say so.
+// Threads: thread-compatible.
 struct CorsFlags {
   std::string origins, methods = R"(["*"])", headers = R"(["*"])";
   bool credentials = false;

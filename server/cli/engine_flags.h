@@ -15,6 +15,7 @@
 namespace dovetail::cli {
 
 // The flags of every command that runs a model, spelled as in vLLM where it has them.
+// Threads: thread-compatible; a value. The functions below are for the main thread.
 struct EngineFlags {
   std::string model;
   std::string load_format = "auto";
@@ -96,6 +97,7 @@ compute::GpuWeights GpuWeightsOf(const EngineFlags& flags);
 std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device, const ModelOnDevice& model);
 
 // A model being served in this process. Members are destroyed in reverse order: the cluster before what it runs on.
+// Threads: one thread starts and destroys it; the engine itself is thread-safe.
 struct RunningEngine {
   std::unique_ptr<kernels::Device> device, attention_device;  // the second is null where it is the first
   std::unique_ptr<model::LoadedModel> model;

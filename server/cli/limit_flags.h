@@ -10,6 +10,7 @@
 namespace dovetail::cli {
 
 // What clients may take of this server's memory and descriptors.
+// Threads: thread-compatible.
 struct LimitFlags {
   int max_connections = 4096, max_queued_work = 256;
   int stream_keep_alive = 10;  // seconds

@@ -6,6 +6,7 @@
 
 namespace dovetail::cli {
 
+// Threads: plain values and pure functions.
 struct LinkRate {
   std::string name;
   double bytes_per_s = 0, latency_s = 0;  // one way

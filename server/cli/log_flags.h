@@ -9,6 +9,7 @@
 namespace dovetail::cli {
 
 // What a role says of itself, on stderr.
+// Threads: thread-compatible.
 struct LogFlags {
   std::string level = "info", format = "text";
 };
@@ -27,11 +28,13 @@ server::RequestLogOptions RequestLogOptionsOf(const RequestLogFlags& flags);
 std::vector<std::string> ArgumentsOf(const LogFlags& flags);
 std::vector<std::string> ArgumentsOf(const RequestLogFlags& flags);
 
-// A line for those who started this process: on stdout, and with JSON lines in the log in its place, so that all that
-// comes of the process is JSON.
+// A line for whatever started this process: on stdout or, where the log has JSON lines, in the log, so that the process
+// writes nothing but JSON.
+// Threads: thread-safe.
 void Announce(const std::string& line);
 
 // The text of a line that another process wrote: of a JSON line its message, else the line.
+// Threads: pure.
 std::string MessageOf(const std::string& line);
 
 }  // namespace dovetail::cli

@@ -10,6 +10,7 @@
 #include "server/openai/served_model.h"
 
 // A model's text side: its tokenizer and its chat template.
+// Threads: thread-safe; blocks on files. What they return is immutable or says otherwise.
 
 namespace dovetail::cli {
 

@@ -49,6 +49,7 @@ void AddPlanFlags(CLI::App& command, PlanFlags& flags);
 
 // Prints the layouts that were tried and the cheapest. kFailedPrecondition, after they are printed: none meets the SLO.
 // Other errors name the flag, or the file with its line or field. Loads no weights; needs no cluster.
+// Threads: the main thread only.
 absl::Status RunPlan(const PlanFlags& flags);
 
 }  // namespace dovetail::cli

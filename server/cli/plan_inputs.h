@@ -6,6 +6,7 @@
 namespace dovetail::cli {
 
 // Reads all that the flags name. Errors as RunPlan.
+// Threads: thread-safe; blocks on files.
 absl::StatusOr<plan::PlanInput> ReadPlanInput(const PlanFlags& flags);
 
 }  // namespace dovetail::cli

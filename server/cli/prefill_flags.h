@@ -9,6 +9,7 @@
 // What the flags of prompts over several compute workers say against each other, against the model, and against the
 // device: --prefill-ranks, --prefill-rank-tokens, --prefill-exchange.
 //   Errors: kInvalidArgument names the flag, what is wrong, and what can be asked for.
+//   Threads: pure.
 
 namespace dovetail::cli {
 

@@ -13,10 +13,12 @@ inline constexpr const char* kReportHelp =
 
 // Before the work begins, so that it is not done in vain: whether `path` can be written. What is there stays as it is.
 // kInvalidArgument names --report and the path. An empty path is no report, and fine.
+// Threads: thread-safe; blocks on the file.
 absl::Status CheckReportPath(const std::string& path);
 
 // Writes the report, if `path` is not empty, with the day at its end, and says so on
 // standard error. kUnavailable names the path.
+// Threads: thread-safe; blocks on the file.
 absl::Status WriteReport(report::Report report, const std::string& path);
 
 }  // namespace dovetail::cli

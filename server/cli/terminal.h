@@ -10,12 +10,14 @@
 namespace dovetail::cli {
 
 // Whether colours may be written to this descriptor: a terminal, and neither NO_COLOR nor TERM=dumb says otherwise.
+// Threads: thread-safe; reads the environment.
 bool ShowsColours(int descriptor);
 
 // `text` in a colour of the terminal's ("1;31": bold red), or as it is.
 std::string Coloured(const std::string& text, const char* colour, bool colours);
 
 // Ctrl-C ends what is under way, and not the process, while this lives. One in a process.
+// Threads: thread-safe; `action` is called on a thread of this object, or by SetAction() on the caller's.
 class Interrupts {
  public:
   Interrupts();
@@ -36,7 +38,8 @@ class Interrupts {
   std::thread watcher_;
 };
 
-// Lines from the keyboard, with editing and the history of this process (libedit). One in a process, one thread.
+// Lines from the keyboard, with editing and the history of this process (libedit). One in a process.
+// Threads: thread-compatible.
 class LineEditor {
  public:
   explicit LineEditor(const Interrupts& interrupts);

@@ -8,6 +8,7 @@
 namespace dovetail::cli {
 
 // TLS of the clients' ports, HTTP and gRPC: spelled as in vLLM.
+// Threads: thread-compatible.
 void AddTlsFlags(CLI::App& command, server::TlsOptions& tls);
 
 // The flags again, for another process.

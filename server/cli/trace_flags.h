@@ -11,6 +11,7 @@
 namespace dovetail::cli {
 
 // Where a role sends its spans of sampled traces.
+// Threads: thread-compatible; a value.
 struct TraceFlags {
   std::string endpoint;  // empty: nowhere
 };
@@ -19,6 +20,7 @@ absl::Status CheckTraceFlags(const TraceFlags& flags);  // kInvalidArgument name
 
 // Null without an endpoint. `service`: dovetail-scheduler and so on, unless OTEL_SERVICE_NAME names another;
 // `instance`: which of them.
+// Threads: thread-safe; reads the environment.
 absl::StatusOr<std::shared_ptr<tracing::OtlpExporter>> MakeExporter(const TraceFlags& flags, const std::string& service,
                                                                     const std::string& instance);
 

@@ -18,7 +18,7 @@ namespace dovetail::server {
 
 struct GrpcServerOptions {
   std::string listen = "127.0.0.1:50051";  // port 0: a free one
-  std::vector<ApiKey> api_keys;            // empty: everybody may; else metadata `authorization: Bearer KEY`
+  std::vector<ApiKey> api_keys;            // empty: every client may; else metadata `authorization: Bearer KEY`
   TlsOptions tls;                          // as HttpServerOptions::tls
   size_t max_message_bytes = size_t{4} << 20;
   // What gRPC may hold of messages that come, on all connections: while it is used up calls end with

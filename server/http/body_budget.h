@@ -26,7 +26,8 @@ class BodyBudget {
   std::atomic<size_t> held_{0};
 };
 
-// The bytes of one body, counted in a budget for as long as they are held. A value of one thread at a time.
+// The bytes of one body, counted in a budget for as long as they are held.
+// Threads: thread-compatible; a value.
 class RequestBody {
  public:
   RequestBody() = default;  // counted nowhere

@@ -7,7 +7,8 @@ namespace dovetail::server {
 
 // How long a body may still take. It begins with `grace`, each byte adds what it costs at the slowest rate that is
 // allowed, and no more than `grace` is ever saved up: a body that begins fast and then stalls ends as soon as one that
-// never began. A body of n bytes ends within grace + n / rate. A value.
+// never began. A body of n bytes ends within grace + n / rate.
+// Threads: thread-compatible; a value.
 class BodyPace {
  public:
   using Time = std::chrono::steady_clock::time_point;

@@ -18,7 +18,8 @@ namespace dovetail::server {
 
 class Connection;
 
-// What connections share: the listener. Called on I/O threads.
+// What connections share: the listener.
+// Threads: thread-safe; called on the I/O threads.
 class ConnectionOwner {
  public:
   virtual ~ConnectionOwner() = default;
@@ -40,7 +41,8 @@ class ConnectionOwner {
 
 // One accepted socket: reads heads and bodies within limits and deadlines, hands requests to the handler one after the
 // other, writes what they answer. The read side is always watched, so that a client that leaves is noticed while its
-// answer is made. One I/O thread.
+// answer is made.
+// Threads: its I/O thread only.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   // `tls`: what new sessions are made of; null: plain TCP.

@@ -25,8 +25,9 @@ struct HttpResponse {
 
 class Connection;
 
-// One request on a connection, until its response is complete. Everything but Post belongs to the connection's I/O
-// thread. Calls after the client is gone, or after the response is complete, do nothing.
+// One request on a connection, until its response is complete. Calls after the client has left, or after the response
+// is complete, do nothing.
+// Threads: the connection's I/O thread only, except Post(), which is thread-safe, and body(), as it says.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   Exchange(std::shared_ptr<Connection> connection, RequestHead head, RequestBody body, std::string id);
@@ -87,7 +88,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool gone_ = false;
 };
 
-// What a server does with requests. Called on I/O threads; must not block.
+// What a server does with requests. Must not block.
+// Threads: thread-safe; called on the I/O threads.
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;

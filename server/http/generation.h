@@ -16,6 +16,7 @@
 namespace dovetail::server {
 
 // Where requests go. Outlives every Generation, except the sinks that the engine keeps.
+// Threads: immutable.
 struct Backend {
   std::shared_ptr<const ServedModel> model;
   engine::Engine* engine = nullptr;
@@ -29,7 +30,8 @@ struct GenerationContext {
 };
 
 // One generation request between its HTTP exchange and the engine: submits, turns updates into frames, pauses the
-// engine when the client reads slowly, cancels when it leaves. Lives on the exchange's I/O thread.
+// engine when the client reads slowly, cancels when it leaves.
+// Threads: the exchange's I/O thread only.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options,

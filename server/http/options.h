@@ -19,12 +19,14 @@
 namespace dovetail::server {
 
 // What the log says of requests besides the line at the end of each.
+// Threads: thread-compatible; a value.
 struct RequestLogOptions {
   bool begins = false;  // a line as each begins: its parameters, and its prompt where LogLevel::kDebug is kept
   size_t max_prompt_length = 2048;  // of it: characters, or token ids
   bool stats = true;                // a line of throughput (throughput_log.h)
 };
 
+// Threads: thread-compatible; a value.
 struct HttpServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0: a free one, see HttpServer::port()
@@ -34,7 +36,7 @@ struct HttpServerOptions {
   int overload_status = 503;     // or 429: what a full queue answers
   std::optional<uint64_t> seed;  // of requests that bring none; nullopt: a random one each
 
-  std::vector<ApiKey> api_keys;          // empty: everybody may do everything
+  std::vector<ApiKey> api_keys;          // empty: every client may do everything
   std::vector<ApiKey> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
 
   CorsOptions cors;

@@ -13,7 +13,8 @@ class Connection;
 // Which connections may make requests of any kind. There are as many places as a limit says. A few connections more are
 // let in without a place, for probes: it shows with the request what a connection is for, and a client that sends none
 // must not keep a probe out, so that the oldest of them ends for a new one. A request that is no probe takes a place
-// that is free, or that of the connection that has been idle longest. A value; connections are only names here.
+// that is free, or that of the connection that has been idle longest. Connections are only names here.
+// Threads: thread-compatible; a value.
 class Places {
  public:
   using Time = std::chrono::steady_clock::time_point;

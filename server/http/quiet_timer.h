@@ -7,7 +7,8 @@
 
 namespace dovetail::server {
 
-// Notices that nothing was sent for a while. One I/O thread. What it calls keeps its owner alive, until Stop().
+// Notices that nothing was sent for a while. What it calls keeps its owner alive, until Stop().
+// Threads: the I/O thread of its executor only.
 class QuietTimer {
  public:
   explicit QuietTimer(const boost::asio::any_io_executor& executor) : timer_(executor) {}

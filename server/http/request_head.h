@@ -7,7 +7,8 @@
 #include <vector>
 
 // The head of an HTTP/1.x request, read as strictly as RFC 9112 allows: what two parsers could read in two ways is
-// refused, so that nothing can be smuggled past a proxy. Pure functions over bytes.
+// refused, so that nothing can be smuggled past a proxy.
+// Threads: plain values and pure functions.
 
 namespace dovetail::server {
 

@@ -6,7 +6,8 @@
 namespace dovetail::server {
 
 // --enable-log-requests: a line as a request begins, with its parameters; where LogLevel::kDebug is kept another one
-// with its prompts, as text where the model has a tokenizer. Costs up to milliseconds: not for I/O threads.
+// with its prompts, as text where the model has a tokenizer.
+// Threads: thread-safe; takes up to milliseconds, so it is not called on I/O threads.
 void LogRequestBegin(const CallInfo& call, const PreparedGeneration& request, const ServedModel& model,
                      const RequestLogOptions& options);
 

@@ -44,7 +44,8 @@ struct Route {
   bool takes_rest() const { return path.size() > 1 && path.back() == '/'; }
 };
 
-// Everything this server answers; what is not here is 404, or 401 first. Immutable; pure functions.
+// Everything this server answers; what is not here is 404, or 401 first.
+// Threads: pure; the table is immutable.
 std::span<const Route> Routes();
 
 struct RouteMatch {

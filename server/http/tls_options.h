@@ -4,6 +4,7 @@
 namespace dovetail::server {
 
 // TLS of the clients' ports. Files are PEM.
+// Threads: thread-compatible; a value.
 struct TlsOptions {
   enum ClientCertificates { kNotAsked = 0, kChecked = 1, kRequired = 2 };  // as Python's ssl.CERT_*
 

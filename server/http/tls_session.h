@@ -11,7 +11,7 @@ namespace dovetail::server {
 
 // TLS on one connected, non-blocking socket, from the server's side. Nothing blocks: what cannot go on says what the
 // caller must wait for, and is called again.
-// Threads: one thread.
+// Threads: thread-compatible.
 class TlsSession {
  public:
   enum class Outcome {

@@ -20,7 +20,8 @@ enum class TlsFailure { kTimeout, kClientLeft, kPlainHttp, kNoTls, kNothingShare
 inline constexpr std::array<const char*, 8> kTlsFailures = {
     "timeout", "client_left", "plain_http", "no_tls", "nothing_shared", "client_certificate", "alert", "other"};
 
-// What the connections of a server are doing now, and what they have counted since it started. A value.
+// What the connections of a server are doing now, and what they have counted since it started.
+// Threads: thread-compatible; a value.
 struct HttpStats {
   int connections = 0;
   int max_connections = 0;

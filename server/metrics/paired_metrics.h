@@ -12,7 +12,8 @@
 namespace dovetail::server {
 
 // Metrics under a native name and, if there is one, under vLLM's. Writing to a pair writes to both. The registry
-// outlives them and owns the metrics. Writing is thread-safe; making pairs is not.
+// outlives them and owns the metrics.
+// Threads: writing is thread-safe; making pairs is thread-compatible.
 
 template <typename Metric>
 struct Paired {

@@ -20,9 +20,11 @@ struct CallInfo {
 };
 
 // The line of a call's end. `status`: the HTTP status, or the name of a gRPC code. `more` comes behind it.
+// Threads: thread-safe.
 void LogCallEnd(LogLevel level, const CallInfo& call, const std::string& status, absl::Time now, LogFields more = {});
 
-// What /metrics and the log say of one generation request of a client, over all its prompts. One thread at a time.
+// What /metrics and the log say of one generation request of a client, over all its prompts.
+// Threads: thread-compatible.
 class RequestAccount {
  public:
   // `metrics` outlives this.

@@ -10,8 +10,9 @@
 
 namespace dovetail::server {
 
-// The members of a cluster: how many serve, and what each does. The series of a member that left go with it. One thread
-// at a time. In a process that is a whole cluster there are none.
+// The members of a cluster: how many serve, and what each does. The series of a member that left go with it. In a
+// process that is a whole cluster there are none.
+// Threads: thread-compatible.
 class WorkerMetrics {
  public:
   explicit WorkerMetrics(prometheus::Registry& registry);  // outlives this

@@ -6,7 +6,7 @@
 
 // Errors as OpenAI's clients expect them. Inside, an error is an absl::Status that may carry the field it is about; at
 // the edge it becomes an ApiError with an HTTP status and the envelope {"error": {message, type, param, code}}.
-// Threads: pure; thread-safe.
+// Threads: pure.
 
 namespace dovetail::server {
 

@@ -21,6 +21,7 @@ struct AnswerBlock {
 
 // An answer as blocks, in the order in which the model wrote them. What its frames and its body look like is said by
 // the API's own class. Without I/O.
+// Threads: thread-compatible.
 class BlockAnswer : public ShapedAnswer {
  public:
   explicit BlockAnswer(const ResponseSpec& spec) : spec_(spec) {}  // which outlives it

@@ -11,7 +11,8 @@
 namespace dovetail::server {
 
 // Where the fields of a chat's body came from, for a body that was written from one of another API: errors then name
-// what the client sent. A plain value.
+// what the client sent.
+// Threads: thread-compatible; a value.
 class FieldNames {
  public:
   // What lies at `chat`, a dotted path of the chat's body, and below it came from `own`. The longest such path counts.
@@ -34,6 +35,7 @@ struct ChatBody {
 
 // The messages of such a body. What an assistant said is cut into items in those APIs: thoughts, text and calls that
 // follow each other are one message here. `path` is where an item stands in the client's body.
+// Threads: thread-compatible.
 class ChatHistory {
  public:
   explicit ChatHistory(ChatBody& chat) : chat_(chat) { chat_.body["messages"] = Json::array(); }
@@ -59,6 +61,7 @@ class ChatHistory {
 
 // Text of another API's content as a chat has it: a string as it is, an array of parts of one of `types` as parts of
 // type text. kInvalidArgument names the part below `path`.
+// Threads: pure.
 absl::StatusOr<Json> TextContent(const Json& content, const std::string& path,
                                  const std::vector<std::string_view>& types);
 

@@ -14,11 +14,12 @@ struct ChatTemplateText {
 };
 
 // A ChatRenderer that runs a chat template. kInvalidArgument or kResourceExhausted if the template itself is bad. The
-// result owns all it needs and is thread-safe.
+// result owns all it needs.
 //
 // Templates differ in what they take for a call's arguments and its empty content; a few conversations, rendered
 // beforehand, tell. Where a template shows no tools, the system message describes them, in hermes' format; where it
 // shows no calls and results, they are text of the assistant's and the user's messages.
+// Threads: pure; the renderer that it returns is thread-safe.
 absl::StatusOr<ChatRenderer> MakeChatRenderer(const ChatTemplateText& text);
 
 // How the answers of a model with this template spell calls and mark thoughts. Tools that the template does not show

@@ -22,7 +22,7 @@ struct ShownLogprob {
 
 // One choice: engine tokens in, shown text out. Ends itself when a stop string completes in its content, or where its
 // one call ends that may not be followed by another; what the engine still sends then is dropped.
-// Threads: thread-compatible; a plain value.
+// Threads: thread-compatible; a value.
 class Choice {
  public:
   Choice(const ServedModel& model, const ResponseSpec& spec, size_t echoed_code_points);

@@ -12,7 +12,8 @@ namespace dovetail::server {
 
 // Reads the fields of one JSON object. An absent field and an explicit null are the same: nullopt (a client library
 // writes null for everything it leaves out). Each error is kInvalidArgument, says what was found and what is allowed,
-// and carries the dotted path. Immutable.
+// and carries the dotted path.
+// Threads: immutable.
 class FieldReader {
  public:
   // `object` must outlive the reader. `path` is where it is: "" or "stream_options".

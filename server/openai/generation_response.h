@@ -15,12 +15,13 @@
 namespace dovetail::server {
 
 // The answer to one generation request as it grows: engine updates in, SSE frames or one JSON body out. A state machine
-// without I/O, of one thread.
+// without I/O.
 //
 // Choice c of prompt p has the index p * n + c. Frames follow the OpenAI API: in chat first the role, last a
 // finish_reason without content; the same id everywhere; usage null until an extra chunk at the end when asked for;
 // "data: [DONE]" after a success only. After a failure the last frame is {"error": ...}. Other APIs' frames and bodies
 // are those of a ShapedAnswer, and the body of vectors is that of embeddings.h.
+// Threads: thread-compatible.
 class GenerationResponse {
  public:
   GenerationResponse(std::shared_ptr<const ServedModel> model, ResponseSpec spec);

@@ -12,7 +12,7 @@ namespace dovetail::server {
 // llama-server's own API: /completion (and /completions), /infill, /apply-template, /props and /slots. Requests become
 // completions; fields that they share with /v1/completions mean what they mean there. Errors carry the field
 // (api_error.h).
-// Threads: pure but for the clock that an answer's timings are read from.
+// Threads: pure, except that an answer's timings are read from the clock.
 
 // The body of /completion: one prompt, as text, token ids or both mixed.
 absl::StatusOr<CompletionRequest> ParseLlamaRequest(const Json& body, const ServedModel& model);

@@ -8,7 +8,8 @@
 namespace dovetail::server {
 
 // Log probabilities in the shapes of the OpenAI API (and of vLLM for prompt_logprobs). -inf and NaN, which JSON lacks,
-// become -9999. Immutable; `model` outlives it.
+// become -9999. `model` outlives it.
+// Threads: immutable.
 class LogprobsJson {
  public:
   LogprobsJson(const ServedModel& model, bool tokens_as_ids) : model_(model), tokens_as_ids_(tokens_as_ids) {}

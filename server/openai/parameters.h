@@ -6,7 +6,7 @@
 
 // Every numeric field of a request and the range it may have: the one table behind validation, its tests and the error
 // texts. What a model further limits (max_tokens, token ids) is checked when the prompt is known (prepare.h).
-// Constants.
+// Threads: constants.
 
 namespace dovetail::server {
 

@@ -6,7 +6,9 @@
 namespace dovetail::server {
 
 // The fields that /v1/completions and /v1/chat/completions share. `logprobs` differs between the two and is left to the
-// caller. These are pure; errors carry the field (api_error.h).
+// caller.
+// Errors: carry the field (api_error.h).
+// Threads: pure.
 absl::StatusOr<GenerationFields> ParseGenerationFields(const FieldReader& reader, const ServedModel& model,
                                                        Endpoint endpoint);
 

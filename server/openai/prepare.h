@@ -13,8 +13,9 @@
 namespace dovetail::server {
 
 // From a checked request to what the engine runs: renders the template, tokenises, fills in defaults, and checks what
-// depends on the prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread. Where a new
-// grammar has to be compiled it costs seconds: called again on a thread that only such requests wait for.
+// depends on the prompt's length. Takes up to some 100 ms for a large prompt. Where a new grammar has to be compiled,
+// it takes seconds: then it is called again on a thread that only such requests wait for.
+// Threads: thread-safe; called on worker threads.
 
 struct RequestContext {
   std::string id;  // of the HTTP request; becomes part of the completion id

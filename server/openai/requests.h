@@ -15,6 +15,7 @@
 
 // The bodies of the POST routes as typed values. Parsing checks everything that can be known without tokenising; fields
 // that exist elsewhere but not here are refused by name (unsupported_fields.h), unknown ones are ignored.
+// Threads: plain values and pure functions.
 
 namespace dovetail::server {
 

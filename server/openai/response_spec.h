@@ -11,7 +11,8 @@
 
 namespace dovetail::server {
 
-// How the tokens of one HTTP request become its answer. A value; everything about text, nothing about sockets.
+// How the tokens of one HTTP request become its answer. It holds everything about text, and nothing about sockets.
+// Threads: thread-compatible; a value.
 struct ResponseSpec {
   Endpoint endpoint = Endpoint::kCompletions;
   std::string id;       // "cmpl-...", "chatcmpl-...", "embd-...", "resp_..." or "msg_..."

@@ -26,7 +26,7 @@ Json InputAsArguments(const Json& input);
 // The text in such arguments; arguments that are none are the text themselves, as nothing that a model writes is lost.
 std::string InputOf(const std::string& arguments);
 
-// What the client calls the function that the model calls `shown`. A plain value.
+// What the client calls the function that the model calls `shown`.
 struct ClientTool {
   bool custom = false;
   std::string group;  // its namespace, or empty

@@ -31,8 +31,9 @@ struct ChatPrompt {
   Json template_kwargs = Json::object();  // values only
 };
 
-// Renders a conversation; bounded in time and memory, thread-safe. kInvalidArgument: this conversation cannot be
-// rendered (the template raised an error, or the conversation is too large for its limits).
+// Renders a conversation; bounded in time and memory. kInvalidArgument: this conversation cannot be rendered (the
+// template raised an error, or the conversation is too large for its limits).
+// Threads: thread-safe.
 using ChatRenderer = std::function<absl::StatusOr<std::vector<model::PromptPart>>(const ChatPrompt&)>;
 
 // What generation_config.json (or the GGUF file) recommends, used where a request says nothing.
@@ -41,7 +42,8 @@ struct SamplingDefaults {
   std::optional<int> top_k;
 };
 
-// Everything the API knows about the one model behind it. Immutable, shared by all threads.
+// Everything the API knows about the one model behind it.
+// Threads: immutable, shared by all threads.
 struct ServedModel {
   std::vector<std::string> names;  // at least one; the first is the one responses show
   bool accept_any_name = false;    // do not answer 404 for an unknown `model`

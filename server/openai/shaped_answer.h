@@ -23,7 +23,8 @@ struct PromptProgress {
 };
 
 // The one answer to a request in the shape of an API other than OpenAI's completions: deltas of a choice in, SSE frames
-// or a JSON body out. A state machine of one thread.
+// or a JSON body out. A state machine.
+// Threads: thread-compatible.
 class ShapedAnswer {
  public:
   virtual ~ShapedAnswer() = default;

@@ -19,10 +19,12 @@ absl::Status ParseStructuredOutput(const Json& body, const ServedModel& model, G
 absl::Status CheckGrammarFields(const GenerationFields& fields, const std::string& param, const ServedModel& model);
 
 // Whether ChooseGrammar would compile, which takes seconds at times.
+// Threads: thread-safe.
 bool CompilesGrammar(const std::string& grammar, const ServedModel& model);
 
 // Compiles the grammar, unless it is empty, so that workers are not given one that they could not follow.
 // kInvalidArgument names `param`. kCancelled: `cancel`, if there is one, says so.
+// Threads: thread-safe; blocks for up to seconds where it compiles.
 absl::Status ChooseGrammar(const std::string& grammar, const std::string& param, const ServedModel& model,
                            const CancelToken* cancel, proto::SamplingParams& sampling);
 

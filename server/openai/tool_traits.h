@@ -4,7 +4,8 @@
 
 namespace dovetail::server {
 
-// What a chat template does with tools, and with what the system says. A value.
+// What a chat template does with tools, and with what the system says.
+// Threads: plain values and pure functions.
 struct ToolTraits {
   bool shows_tools = false;
   bool shows_calls = false;     // and results

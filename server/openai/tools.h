@@ -12,6 +12,7 @@ namespace dovetail::server {
 inline constexpr size_t kMaxTools = 128;
 
 // What the answer to a chat may call.
+// Threads: plain values and pure functions.
 struct ToolUse {
   std::vector<Tool> tools;  // empty: nothing
   bool parallel = true;     // else the answer ends with its first call

@@ -11,6 +11,7 @@ enum class Endpoint { kCompletions, kChat };
 
 // A field that clients know from other servers and that would change the answer if it were obeyed. Silence would be a
 // wrong answer.
+// Threads: plain values and pure functions.
 struct UnsupportedField {
   std::string_view name;
   bool completions;           // refused at /v1/completions

@@ -4,6 +4,7 @@
 namespace dovetail::server {
 
 // Tokens of one generation request.
+// Threads: thread-compatible; a value.
 struct UsageTotals {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;  // of every choice generated, shown or not

@@ -38,7 +38,7 @@ struct WorkLimits {
 // The tasks of a tenant are short ones (up to kShortBytes) and long ones, each in order of arrival, and these two share
 // by the same rule: neither starves the other.
 //
-// Threads: thread-compatible; a plain value.
+// Threads: thread-compatible; a value.
 class FairQueue {
  public:
   static constexpr size_t kTaskCost = 4 << 10;

@@ -15,7 +15,8 @@ struct AnswerPiece {
   std::string id;    // where a call begins: the model's own id of it, if its format has one
 };
 
-// Pieces in order, neighbours of one kind joined. A plain value.
+// Pieces in order, neighbours of one kind joined.
+// Threads: thread-compatible; a value.
 class AnswerPieces {
  public:
   void Add(AnswerPiece::Kind kind, std::string_view text, std::string id = {}) {

@@ -9,6 +9,7 @@
 
 namespace dovetail::server {
 
+// Threads: thread-compatible; a value.
 struct CallHead {
   std::string name, id;
   std::optional<std::string> arguments;  // all of them, where they stand before the name or are left out
@@ -16,6 +17,7 @@ struct CallHead {
 
 // How one family of models writes calls: the part of a parser that is the format's own. marked_calls.h drives it. Each
 // function reads what it can and may be called again with more text: it keeps nothing of an earlier call to itself.
+// Threads: thread-compatible.
 class CallSyntax {
  public:
   enum class Place { kBare, kMarked, kNext };

@@ -6,7 +6,7 @@ namespace dovetail::server {
 // A call as a JSON object: {"name": ..., "arguments": {...}}, or "parameters"; other keys are passed over.
 
 // Reads one after the other, each in two parts.
-// Threads: thread-compatible; a plain value.
+// Threads: thread-compatible; a value.
 class JsonCallReader {
  public:
   // From before its opening brace to before the arguments' or, where they do not come last, behind its closing one.

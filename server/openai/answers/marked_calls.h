@@ -11,6 +11,7 @@ namespace dovetail::server {
 //
 // Once a call has begun, its arguments are what the format says they are, even if they turn out to be no JSON: clients
 // were told of the call. A head that does not become a call is content.
+// Threads: thread-compatible.
 class MarkedCalls : public AnswerParser {
  public:
   explicit MarkedCalls(std::unique_ptr<CallSyntax> syntax);

@@ -9,6 +9,7 @@
 namespace dovetail::server {
 
 // How grammars spell this model's marks. The model outlives it.
+// Threads: pure.
 MarkSpeller MarksOf(const ServedModel& model);
 
 // The special tokens that the parsers of these formats read as text, in order.

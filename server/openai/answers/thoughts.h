@@ -9,12 +9,14 @@
 namespace dovetail::server {
 
 // How a family of models marks its thoughts.
+// Threads: immutable.
 struct ThoughtFormat {
   std::string_view name;
   std::string_view open, close;  // empty: the messages of gpt-oss, which harmony.h reads
 };
 
 // Null: there is no such format.
+// Threads: pure.
 const ThoughtFormat* FindThoughtFormat(std::string_view name);
 std::vector<std::string> ThoughtFormatNames();
 
@@ -24,6 +26,7 @@ const ThoughtFormat* ThoughtFormatOf(std::string_view chat_template);
 
 // A thought at the beginning of an answer, and the answer behind it for `answer` to read (null: all of it is content).
 // `begun`: the prompt has opened the thought. White space around a thought is dropped.
+// Threads: thread-compatible.
 class ThoughtParser : public AnswerParser {
  public:
   ThoughtParser(const ThoughtFormat& format, bool begun, std::unique_ptr<AnswerParser> answer);

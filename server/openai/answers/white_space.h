@@ -7,6 +7,7 @@
 namespace dovetail::server {
 
 // How much of `text` comes before the white space at its end, of which kMaxUndecided bytes are held back at most.
+// Threads: pure.
 inline size_t BeforeWhiteSpace(std::string_view text) {
   return std::max(LengthTrimmed(text), text.size() - std::min(text.size(), kMaxUndecided));
 }
