@@ -54,6 +54,7 @@
 #include <variant>
 #include <vector>
 
+// Threads: thread-safe; each thread has a limit of its own.
 void DovetailXgrammarTick();
 
 // A loop within a loop: once for each round of the outer one. The empty branch keeps `else` where it belongs.

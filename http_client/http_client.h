@@ -25,7 +25,8 @@ struct HttpRequest {
 };
 
 // What one request meets, in this order: OnStatus once, OnBody any number of times, OnEnd once and last. After a
-// failure OnEnd comes alone or next. On the client's thread. No call begins another one of the same observer.
+// failure OnEnd comes alone or next. No call begins another one of the same observer.
+// Threads: called on the client's thread.
 class HttpObserver {
  public:
   virtual ~HttpObserver() = default;
@@ -42,6 +43,7 @@ struct HttpClientOptions {
 };
 
 // A request under way. Dropping it does not end it.
+// Threads: the client's thread only.
 class HttpCall {
  public:
   virtual ~HttpCall() = default;

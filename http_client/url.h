@@ -6,7 +6,8 @@
 
 namespace dovetail::http_client {
 
-// Where a server is: http or https, a host, a port, and what every path begins with. A plain value.
+// Where a server is: http or https, a host, a port, and what every path begins with.
+// Threads: thread-compatible; a value.
 struct Url {
   bool tls = false;
   std::string host;  // without the brackets of an IPv6 address
@@ -19,6 +20,7 @@ struct Url {
 
 // kInvalidArgument says what is missing or not understood: another scheme, no host, a port outside 1..65535, a user
 // name, a query.
+// Threads: pure.
 absl::StatusOr<Url> ParseUrl(const std::string& text);
 
 }  // namespace dovetail::http_client

@@ -12,7 +12,7 @@ kernels::LinearStateShape ShapeOf(const proto::LinearSpec& spec);
 // (proto/state_blocks.h).
 //   Shapes:  `pieces` are the KvBlocks of one head and block, piece_bytes each; none is null
 //   Units:   `tokens` of the block: 64 if it is full, fewer if it is open
-//   Threads: immutable; any thread
+//   Threads: immutable
 class PackedState {
  public:
   PackedState(const proto::LinearSpec& spec, size_t piece_bytes);

@@ -11,7 +11,7 @@ namespace dovetail::loadgen {
 // Takes a body of server-sent events apart, however it was cut into pieces: the data of each event, comments and other
 // fields left out.
 // Source: WHATWG HTML, "Server-sent events".
-// Threads: pure, thread-compatible.
+// Threads: thread-compatible.
 class EventStream {
  public:
   static constexpr size_t kMaxEventBytes = size_t{16} << 20;

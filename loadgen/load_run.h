@@ -35,10 +35,10 @@ struct LoadResult {
   bool stopped = false;
 };
 
-// Sends `requests[i]` at `times_s[i]` (ascending, from now) and waits for all answers. Blocks and runs the client's
-// loop on this thread, which is the only one: what its processor does late, it records as lateness. Requests end in any
-// way that a server may choose; none of that ends the run. `clock` gives the times of records, real timers the moments
-// of sending.
+// Sends `requests[i]` at `times_s[i]` (ascending, from now) and waits for all answers. Blocks. What the processor of
+// the calling thread does late is recorded as lateness. Requests end in any way that a server may choose; none of that
+// ends the run. `clock` gives the times of records, real timers the moments of sending.
+// Threads: the calling thread runs the client's loop, and no other thread takes part; `stop` may be set by any thread.
 LoadResult RunLoad(http_client::HttpClient& client, const ApiOptions& api, const std::vector<PlannedRequest>& requests,
                    const std::vector<double>& times_s, const LoadOptions& options, Clock& clock);
 

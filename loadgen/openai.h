@@ -38,7 +38,7 @@ http_client::HttpRequest MakeRequest(const ApiOptions& options, const PlannedReq
 // usage. The latency of a completion ends with its last chunk of choices, of a chat with its last chunk of any kind (as
 // vLLM's). An answer succeeds when a chunk with choices came and the stream ended properly: with [DONE], or after a
 // finish_reason.
-// Threads: pure, thread-compatible.
+// Threads: thread-compatible.
 class AnswerReader {
  public:
   // `tokenizer` counts tokens where usage is missing; may be null; outlives this.

@@ -17,6 +17,7 @@ namespace dovetail::loadgen {
 using Random = std::mt19937_64;
 
 // How many tokens a text has, special tokens that the model puts around it included.
+// Threads: one thread at a time.
 class TokenCounter {
  public:
   virtual ~TokenCounter() = default;

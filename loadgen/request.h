@@ -3,7 +3,9 @@
 #include <string>
 #include <vector>
 
-// One request of a load, before and after it was sent. Plain values; tokens are counts, times are seconds.
+// One request of a load, before and after it was sent.
+// Units: tokens are counts, times are seconds.
+// Threads: plain values.
 
 namespace dovetail::loadgen {
 

@@ -7,7 +7,8 @@
 #include "base/status.h"
 #include "plan/catalogue.h"
 
-// What tokens cost in a layout whose throughput is known, measured or predicted. Pure arithmetic.
+// What tokens cost in a layout whose throughput is known, measured or predicted.
+// Threads: plain values and pure functions.
 
 namespace dovetail::plan {
 

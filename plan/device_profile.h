@@ -6,7 +6,8 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-// What a device was measured to do: the input of every prediction in this folder. Plain values and pure functions.
+// What a device was measured to do: the input of every prediction in this folder.
+// Threads: plain values and pure functions.
 
 namespace dovetail::plan {
 

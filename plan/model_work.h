@@ -16,7 +16,8 @@ struct ModelProduct {
   bool head = false;                // of rows that draw a token only
 };
 
-// What a step of a model has to do, on any device. A value: thread-compatible.
+// What a step of a model has to do, on any device.
+// Threads: thread-compatible; a value.
 struct ModelWork {
   std::string name;
   std::vector<ModelProduct> products;

@@ -14,7 +14,8 @@
 #include "scheduler/core/scheduler.h"
 
 // Which layout of machines serves a load cheapest: every layout is simulated (simulation.h) and charged (cost.h).
-// Deterministic, no I/O; any thread.
+// Deterministic, no I/O.
+// Threads: plain values and pure functions.
 
 namespace dovetail::plan {
 

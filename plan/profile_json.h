@@ -14,7 +14,7 @@
 //   template <typename Io> void FieldsOf(Io& io, Value& value)
 // calls io.Number, io.Whole, io.Text and io.List for each field.
 //
-// Threads: one at a time for each object.
+// Threads: thread-compatible.
 
 namespace dovetail::plan {
 

@@ -10,7 +10,8 @@
 #include "scheduler/core/scheduler.h"
 
 // A cluster under a load, simulated: the real SchedulerCore in virtual time, with steps that take what a StepModel
-// says. Deterministic, no I/O; any thread.
+// says. Deterministic, no I/O.
+// Threads: plain values and pure functions.
 
 namespace dovetail::plan {
 

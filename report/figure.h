@@ -3,7 +3,9 @@
 #include <utility>
 #include <vector>
 
-// What a report shows, as plain values. Numbers of a figure are in the unit that its axis names.
+// What a report shows.
+// Units: numbers of a figure are in the unit that its axis names.
+// Threads: plain values.
 
 namespace dovetail::report {
 

@@ -8,7 +8,7 @@
 namespace dovetail::tracing {
 
 // Makes spans of steps: one for each second, parent and name.
-// Threads: thread-compatible; a plain value; its size is bounded by the parts that come within kSpan, since those of
+// Threads: thread-compatible; a value; its size is bounded by the parts that come within kSpan, since those of
 // before are taken out.
 class StepSeconds {
  public:

@@ -9,7 +9,8 @@
 
 namespace dovetail::spatio_temporal {
 
-// A rank's way to the others: does switches and measures them. Used by the rank's thread.
+// A rank's way to the others: does switches and measures them.
+// Threads: the rank's thread only.
 class RankLink {
  public:
   using LookAtPeers = std::function<void(sequence_parallel::SwitchExchange&)>;

@@ -18,7 +18,8 @@ inline constexpr int kSwitchesOfDspPair = 2, kSwitchesOfUlyssesPair = 8;
 
 // One rank's part of the model. Before and after every pair it holds frames of hidden, [its T, S, C]: with one rank all
 // of them, and no switch moves anything.
-// Threads: thread-compatible; config, weights, device and link outlive it.
+// Ownership: config, weights, device and link outlive it.
+// Threads: thread-compatible.
 class RankRun {
  public:
   // kInvalidArgument: more ranks than frames, positions or heads. kResourceExhausted: no memory.

@@ -12,7 +12,8 @@
 
 namespace dovetail::spatio_temporal {
 
-// What to run. A value; travels to the processes of ranks as a line of JSON.
+// What to run. Travels to the processes of ranks as a line of JSON.
+// Threads: plain values and pure functions.
 struct RunOptions {
   Config config;
   Way way = Way::kDsp;
@@ -45,6 +46,7 @@ std::string ToJson(const RankReport& report);
 absl::StatusOr<RankReport> ReportFromJson(const std::string& text);
 
 // All steps of one rank; writes its frames to options.output. Null link: one rank.
+// Threads: the rank's thread only; kernels use the threads of the device's pool as well.
 absl::StatusOr<RankReport> RunRank(const RunOptions& options, const Weights& weights, int rank, kernels::Device& device,
                                    RankLink* link);
 

@@ -8,7 +8,8 @@
 
 namespace dovetail::spatio_temporal {
 
-// Of one block, spatial or temporal; in bf16, [out][in]. Immutable: ranks that are threads share them.
+// Of one block, spatial or temporal; in bf16, [out][in].
+// Threads: immutable once made; ranks that are threads share them.
 struct BlockWeights {
   std::vector<float> attention_norm, mlp_norm;    // [C]
   kernels::PackedWeights query, key, value, out;  // [C][C]

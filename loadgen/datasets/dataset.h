@@ -8,6 +8,7 @@
 #include "loadgen/request.h"
 
 // What is asked for: the requests of a load, made before it starts. Names and defaults are those of `vllm bench serve`.
+// Threads: reentrant; calls with one writer must not overlap.
 
 namespace dovetail::loadgen {
 
