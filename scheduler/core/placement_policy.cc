@@ -8,7 +8,7 @@ namespace {
 
 Position RoundUp(Position tokens) { return BlocksOf(tokens) * kSegmentTokens; }
 
-// Hands out things one by one, each to the worker that it brings least beyond its part; the first of `order` among equals.
+// Hands out things one by one, each where it leads least beyond a fair part; the first of `order` among equals.
 class Dealer {
  public:
   Dealer(const std::vector<KvBudget::Worker>& workers, const std::vector<int>& order)
