@@ -12,7 +12,8 @@
 
 namespace dovetail::attention {
 
-// How K and V lie in a worker's blocks. Its own affair: what crosses is the wire's type either way.
+// How K and V lie in a worker's blocks. Only the worker itself depends on it: what crosses the seam has the wire's type
+// either way.
 enum class KvStorage : uint8_t {
   kAsSent = 0,  // the wire's type
   kE4M3 = 1,    // 8 bits, one of sign, four of exponent, three of mantissa, rounded to nearest, cut off at 448. On GPUs

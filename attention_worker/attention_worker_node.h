@@ -38,7 +38,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   void WrapBackend(const std::function<std::unique_ptr<AttentionBackend>(std::unique_ptr<AttentionBackend>)>& wrap) {
     executor_ = wrap(std::move(executor_));
   }
-  // A compute worker is gone.
+  // A compute worker is lost.
   void LosePeer(NodeId node) { party_->Lose(node); }
 
   // Handles what has arrived, at most kFramesPerPoll frames; returns how many. Does not wait for frames; blocks for as
@@ -120,7 +120,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   AttentionSpans spans_;
   uint64_t damaged_told_ = 0;               // damaged sets that were logged
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
-  std::vector<HeldAnswer> held_answers_;    // likewise, until its gathered rows have gone
+  std::vector<HeldAnswer> held_answers_;    // likewise, until its gathered rows were sent
   std::vector<Query> queries_;              // taken, and not attended to yet
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;

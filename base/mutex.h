@@ -25,7 +25,7 @@ class ABSL_LOCKABLE Mutex {
   std::mutex mutex_;
 };
 
-// Holds a mutex, which outlives it, from its construction to its end. unlock() and lock() let go of it in between.
+// Holds a mutex, which outlives it, from its construction to its end. unlock() and lock() release it in between.
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : lock_(mutex.mutex_) {}

@@ -18,7 +18,7 @@ struct TraceContext {
 };
 
 // Reads a `traceparent` header: "00-" 32 digits "-" 16 digits "-" 2 digits, all lower-case hexadecimal. A later version
-// is read as far as it begins in this way; nullopt for anything else, as the recommendation wants it.
+// is read as far as it begins in this way; nullopt for anything else, as the recommendation says.
 // Threads: thread-safe.
 std::optional<TraceContext> ParseTraceparent(std::string_view header);
 

@@ -15,9 +15,9 @@ class EarlierRows {
  public:
   EarlierRows(const ComputeWorkerCore& core, transport::Port& port) : core_(core), port_(port) {}  // both outlive this
 
-  // Of a step that runs. `late`: payloads of its micro-batch have not gone yet, and AskLate will follow.
+  // Of a step that runs. `late`: payloads of its micro-batch were not sent yet, and AskLate will follow.
   absl::Status Ask(const AskRows& ask, bool late);
-  // All payloads of the micro-batch have gone.
+  // All payloads of the micro-batch were sent.
   absl::Status AskLate(MicroBatchId id);
 
  private:

@@ -49,7 +49,7 @@ class RankExchange {
   };
   absl::StatusOr<std::optional<Arrived>> Next();
   bool copies() const { return !arriving_.empty(); }
-  // What the core hears of it, and what traces call that.
+  // What the core is told of it, and what traces call that.
   static Event EventOf(Arrived arrived);
   // That of what another rank sent; nothing of other events.
   static std::optional<MicroBatchId> MicroBatchOf(const Event& event);

@@ -41,7 +41,7 @@ class MembershipClient {
   const JoinReply& membership() const { return reply_; }
 
   // Serves the stream until it ends; blocks. kOk: Stop() was called. kAborted: the scheduler dismissed this worker, the
-  // message says why. kUnavailable: the scheduler is gone, or was silent for a lease.
+  // message says why. kUnavailable: the scheduler has ended, or was silent for a lease.
   absl::Status Run(const Handlers& handlers);
 
   // Thread-safe.

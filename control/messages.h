@@ -132,7 +132,7 @@ struct LinkFailed {
   Kind kind = Kind::kBroken;
 };
 
-// The peers of this version, but for `unconnected`, are connected. Said again as more of them are.
+// The peers of this version, except `unconnected`, are connected. Said again as more of them are.
 struct Applied {
   uint64_t peers_version = 0;
   std::vector<NodeId> unconnected;

@@ -37,8 +37,8 @@ class NodeLoop {
   bool Call(const std::function<void()>& work);
 
   // Thread-safe. How long the longest turn since the last call has gone on; the turn at hand counts. A sleep that
-  // should have ended counts as a turn: the machine gives the loop no time. Such a node neither hears its peers nor is
-  // heard by them. 0: the loop sleeps, or did.
+  // should have ended counts as a turn: the machine gives the loop no time. Such a node neither reads what its peers
+  // send nor sends them anything. 0: the loop sleeps, or did.
   absl::Duration TakeBusiest();
 
   // Runs what was posted, then ends the thread. Not on the loop's thread.

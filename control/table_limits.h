@@ -5,8 +5,8 @@
 #include "control/messages.h"
 #include "proto/attention_spec.h"
 
-// An attention table is small but for what a convolution is made of: 23 MB for Granite 4's 36 Mamba layers, 160 MB for
-// the largest hybrids. It travels whole, in JoinRequest, Configuration and GetModelReply.
+// An attention table is small, except for the constants of convolutions: 23 MB for Granite 4's 36 Mamba layers, 160 MB
+// for the largest hybrids. It travels whole, in JoinRequest, Configuration and GetModelReply.
 
 namespace dovetail::control {
 

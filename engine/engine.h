@@ -76,10 +76,9 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Takes the request (its id is chosen here and returned). The sink hears of everything that follows, at least the
-  // end. kResourceExhausted: the queue is full, nothing was taken. kUnavailable: draining or dead. kInvalidArgument:
-  // can never run here (empty prompt, prompt and max_tokens beyond the model's positions, more KV than all workers
-  // have).
+  // Takes the request (its id is chosen here and returned). The sink is told everything that follows, at least the end.
+  // kResourceExhausted: the queue is full, nothing was taken. kUnavailable: draining or dead. kInvalidArgument: can
+  // never run here (empty prompt, prompt and max_tokens beyond the model's positions, more KV than all workers have).
   virtual absl::StatusOr<RequestId> Submit(requests::GenerationRequest request,
                                            std::shared_ptr<GenerationSink> sink) = 0;
 

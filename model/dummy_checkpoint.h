@@ -8,7 +8,7 @@
 namespace dovetail::model {
 
 // A model of which only the shape is known: `folder` holds config.json, and all weights are zeros that take no memory
-// and no disk (a file with a hole, gone when this returns). For measuring, with weights made on the device.
+// and no disk (a file with a hole, removed when this returns). For measuring, with weights made on the device.
 // Errors: those of OpenCheckpoint; kResourceExhausted when no temporary file can be made.
 // Threads: thread-safe; blocks on the disk.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenDummyCheckpoint(const std::filesystem::path& folder);

@@ -50,7 +50,7 @@ struct SamplingParams {
   bool operator==(const SamplingParams&) const = default;
 };
 
-// The same but for the lists and the grammar, which are empty.
+// The same, with empty lists and an empty grammar.
 inline SamplingParams WithoutLists(const SamplingParams& from) {
   SamplingParams params;
   params.temperature = from.temperature;

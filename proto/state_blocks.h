@@ -12,9 +12,8 @@ namespace dovetail::proto {
 
 // Linear layers of a prompt may run on the compute worker. Then no tokens cross for them but states: the one before the
 // step comes from the attention worker, and those that the step leaves go there. How many bytes that is does not depend
-// on the length of the step, but for a snapshot every kSnapshotTokens.
-// A state on the wire, for one head and op, is what its block of 64 tokens holds (kernels/linear_state.h) as far as
-// later tokens need it:
+// on the length of the step, except for a snapshot every kSnapshotTokens. A state on the wire, for one head and op, is
+// what its block of 64 tokens holds (kernels/linear_state.h) as far as later tokens need it:
 //   a full block:  S after it, [key_dim][value_dim] in LinearSpec::state; then the inputs of its last conv_history()
 //                  tokens, [q, k, v] in the wire type
 //   an open block: of its tokens so far keys [tokens][key_dim], values [tokens][value_dim] and decays [tokens] or

@@ -21,7 +21,7 @@ inline constexpr int kMaxChoices = 8;
 
 // Which of a prompt's final hidden states (after the final norm) are averaged to one vector.
 enum class Pooling : uint8_t {
-  kNone = 0,  // the request wants tokens
+  kNone = 0,  // the request asks for tokens
   kMean = 1,  // all
   kLast = 2,  // the last token's
   kCls = 3,   // the first token's

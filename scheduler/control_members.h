@@ -30,7 +30,7 @@ struct MembershipOptions {
   absl::Duration heartbeat = absl::Milliseconds(50);
   absl::Duration silence = absl::Milliseconds(500);    // on the data plane, after which nodes tell of each other
   absl::Duration settling = absl::Milliseconds(250);   // between the first report of a bad link and its judgement
-  absl::Duration longest_lateness = absl::Seconds(2);  // of a member that is heard and not at work
+  absl::Duration longest_lateness = absl::Seconds(2);  // of a member from which heartbeats come and that is not at work
   absl::Duration longest_turn = absl::Seconds(60);     // of a member's event loop
   absl::Duration join_grace = absl::Seconds(2);        // from Join to the first report
   absl::Duration upload_grace = absl::Seconds(60);     // the same of a compute worker: model files travel meanwhile
@@ -153,14 +153,14 @@ class ControlMembers {
   // not serve yet; of a compute worker and an attention worker that another compute worker reaches, the one with more
   // bad links, or else with fewer that work; of others the attention worker, or a compute worker that lost several of
   // them. A silent peer whose loop is at work is left alone. A peer that is late or whose link broke is suspected:
-  // until it is heard again its lease is short.
+  // until its next heartbeat its lease is short.
   void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
                   std::vector<MemberAction>& actions);
 
   // The scheduler itself has heard nothing from there on the data plane since `since`.
   void Unheard(NodeId node, Epoch epoch, absl::Time since, absl::Time now, std::vector<MemberAction>& actions);
 
-  // The member is gone, by itself (stream ended, left) or because it must (refused).
+  // The membership has ended: by the member itself (stream ended, left), or since it was refused.
   void Gone(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);
   void Refuse(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);
 
@@ -189,7 +189,7 @@ class ControlMembers {
   void ModelComplete(std::vector<MemberAction>& actions);
   bool model_complete() const { return model_complete_; }
   // Whether a compute worker may give other bits than the one that brought the model. KV caches keep what that one
-  // computed, also when it has gone.
+  // computed, also when it has left.
   bool IsUnlike(const control::JoinRequest& request) const;
 
   const std::map<WorkerId, Member>& members() const { return members_; }

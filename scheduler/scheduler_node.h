@@ -21,7 +21,7 @@ class SchedulerNode final : public transport::FrameHandler {
  public:
   // Called on the event loop, in order; must return at once.
   using EmitFn = std::function<void(GenerationUpdate)>;  // an update that is in the token log
-  // A step came back, before the core hears of it. new_tokens: of all its sequences; 0 if the plan is forgotten.
+  // A step came back; called before the core is told. new_tokens: of all its sequences; 0 if the plan is forgotten.
   using StepFn = std::function<void(const proto::StepResult&, int sequences, int new_tokens)>;
 
   // `port` and `clock` outlive the node.

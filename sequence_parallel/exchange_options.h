@@ -37,7 +37,7 @@ struct ExchangeOptions {
   int64_t ChunkBytesFor(int peers) const;
 };
 
-// Which switch: the caller's step, and its number therein. Grows from one switch of a group to the next.
+// Which switch: the caller's step, and the switch's number in that step. Grows from one switch of a group to the next.
 struct SwitchId {
   StepId step;
   uint16_t index = 0;

@@ -25,7 +25,7 @@ struct SendFrame {
   StepId step;
   MicroBatchId micro_batch;
   std::vector<std::byte> message;
-  Epoch epoch;  // the concerned attention worker's: this one's own, but for a move the target's
+  Epoch epoch;  // the concerned attention worker's: this one's own; for a move the target's
 };
 // Sends kKeyValue{step, micro_batch, op} of OutgoingMoveOf(slot) to its target: rows gathered from the blocks here.
 struct SendMovedKeyValue {

@@ -14,7 +14,7 @@ using KvBlockId = uint32_t;
 
 // A block set: the KvBlocks of one shard (its ops x its KV heads) for the same 64 tokens. Allocated, shared, hashed and
 // freed together. The id holds the place in the pool (low half) and the generation (high half): a place that is used
-// again gets the next generation, so an id names one allocation for ever.
+// again gets the next generation, so an id always names the same allocation.
 using BlockSetId = uint64_t;
 inline constexpr BlockSetId kNoBlockSet = ~BlockSetId{0};
 inline constexpr uint32_t PlaceOf(BlockSetId set) { return static_cast<uint32_t>(set); }

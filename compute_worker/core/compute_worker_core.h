@@ -118,7 +118,7 @@ struct AttentionWorkerLost {  // ends the steps that it has a part in and later 
   WorkerId worker;
   Epoch epoch;
 };
-struct StepWithdrawn {  // the scheduler wants its result no more: it ends as kWorkerFailed, or has ended
+struct StepWithdrawn {  // the scheduler does not need its result any more: it ends as kWorkerFailed, or has ended
   StepId step;
   MicroBatchId micro_batch;
 };

@@ -29,7 +29,7 @@ class CudaPartialJoin {
   bool empty() const { return joins_.empty(); }
   size_t bytes() const { return (ml_at_ + ml_floats_) * sizeof(float); }  // of the partial results
   int64_t ml_at() const { return ml_at_; }                                // floats to the first m and l
-  // The first of our own subtrees of local `index`, as CudaAttentionItem::first_node wants it. Only of those that begin
+  // The first of our own subtrees of local `index`, as CudaAttentionItem::first_node takes it. Only of those that begin
   // after the first token.
   int64_t first_node(size_t index) const { return first_node_[index]; }
 

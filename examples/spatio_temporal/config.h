@@ -9,7 +9,7 @@
 
 namespace dovetail::spatio_temporal {
 
-// A factorised spatio-temporal transformer, as OpenSora's STDiT has it but for conditioning (time steps, text): hidden
+// A factorised spatio-temporal transformer, as OpenSora's STDiT has it, without conditioning (time steps, text): hidden
 // [T, S, C] in bf16; each of the pairs is a spatial block (every position of a frame attends to that frame) and a
 // temporal one (every frame of a position attends to that position), both with a gated MLP. Weights and input are
 // random, from the seed.

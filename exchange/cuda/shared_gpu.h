@@ -27,7 +27,7 @@ namespace dovetail::exchange {
 // Ownership: the device outlives it; it outlives both workers.
 class SharedGpu {
  public:
-  // Where the new K and V of an op belong: what KvAppendLaunch wants. Device memory of the attention worker.
+  // Where the new K and V of an op belong: what KvAppendLaunch takes. Device memory of the attention worker.
   struct AppendTarget {
     const kernels::cuda::DeviceAttentionItem* items = nullptr;
     const int32_t* positions = nullptr;

@@ -16,7 +16,7 @@ inline constexpr size_t kMaxJsonFileBytes = size_t{16} << 20;
 inline constexpr int kMaxJsonDepth = 32;
 
 // Parses JSON as Python writes it: Infinity and -Infinity become the largest finite double, and NaN becomes the string
-// "NaN", which no field that wants a number takes for one. `name` is for error texts.
+// "NaN", which no field of a number accepts. `name` is for error texts.
 // Errors: kInvalidArgument for text that is too large, too deep or not JSON (with the byte at fault).
 absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, std::string text);
 

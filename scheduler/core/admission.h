@@ -52,7 +52,7 @@ class Admission {
   void LoseProbesOf(int worker);  // an index in the budget: it answers nothing any more
   // Sequences whose probes have lasted long enough are placed with what is known.
   void ExpireProbes();
-  // Sequences that waited for a large enough worker in vain end.
+  // Ends sequences for which no worker that is large enough came in time.
   void ExpireStranded();
 
  private:

@@ -44,7 +44,7 @@ double ShareFor(std::span<const PromptClaim> claims);
 double ChunkSeconds(const ItlBudget& budget, double itl_s, double prompt_share);
 
 // A prompt's part in a step.
-// Units: tokens, but for `seconds`.
+// Units: tokens; seconds where the name says so.
 struct ChunkLimits {
   Position ctx_len = 0;  // where it begins
   Position left = 0;     // of the prompt, from there on

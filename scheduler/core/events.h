@@ -28,7 +28,7 @@ using requests::kMaxChoices;
 struct RequestArrived {
   std::shared_ptr<const GenerationRequest> request;
 };
-struct RequestCancelled {  // the client is gone: ends all its choices as kCancelled, frees their KV within a step
+struct RequestCancelled {  // the client has left: ends all its choices as kCancelled, frees their KV within a step
   RequestId request;
 };
 struct ChoiceStopped {  // the server found a stop string: ends the choice as kStop; later tokens of it are dropped
@@ -47,7 +47,7 @@ struct AttentionWorkerJoined {
   uint64_t kv_blocks = 0;  // capacity in KvBlocks: 64 tokens x one KV head x one attention op
   double rate = 1;         // how fast it reads KV, in any unit that is the same for all
 };
-struct AttentionWorkerLost {  // what lay on it is gone: its sequences begin again elsewhere, from the token log
+struct AttentionWorkerLost {  // what lay on it is lost: its sequences begin again elsewhere, from the token log
   WorkerId worker;
   Epoch epoch;
 };

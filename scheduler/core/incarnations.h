@@ -36,7 +36,7 @@ class Incarnations {
   // All workers have opened it: it begins with the most that all of them have cached.
   void Start(Sequence& sequence);
   void MakeReady(Sequence& sequence);
-  // Ends the incarnation: workers let go of it, charges and slot are given back.
+  // Ends the incarnation: workers release it, charges and slot are given back.
   // Requires: no step in flight contains it.
   void Release(Sequence& sequence);
 

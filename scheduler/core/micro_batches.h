@@ -60,7 +60,7 @@ struct MicroBatch {
   bool beside_prompt = false;                  // a prompt was under way on its compute worker during the step in flight
   absl::Time finished = absl::InfinitePast();  // when the last step of its members was
 
-  // A worker that its steps end for is known to be lost, or its members have gone.
+  // A worker that its steps end for is known to be lost, or its members have ended.
   void EndWait() {
     not_before = absl::InfinitePast();
     unreachable_since = absl::InfiniteFuture();

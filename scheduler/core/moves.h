@@ -36,7 +36,7 @@ class Moves {
   Sequence* Take(const SequenceMoved& event);
   // A sequence whose move takes too long; null: none. It is the same one until its move has ended.
   Sequence* Expired() const;
-  // The sequence is to be released: the taker lets go of it, and it is ready again.
+  // The sequence is to be released: the taker releases it, and it is ready again.
   void Abandon(Sequence& sequence);
   // Moves to this worker end, unless it is of that epoch: the giver still has everything.
   void ForgetTo(WorkerId worker, std::optional<Epoch> but_not_of);

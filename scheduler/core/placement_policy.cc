@@ -8,7 +8,8 @@ namespace {
 
 Position RoundUp(Position tokens) { return BlocksOf(tokens) * kSegmentTokens; }
 
-// Hands out things one by one, each where it leads least beyond a fair part; the first of `order` among equals.
+// Hands out things one by one: each goes to the worker that then exceeds its part the least; to the first of `order`
+// among equals.
 class Dealer {
  public:
   Dealer(const std::vector<KvBudget::Worker>& workers, const std::vector<int>& order)

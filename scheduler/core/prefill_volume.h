@@ -26,9 +26,8 @@ int64_t SwitchBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);  
 // a rank's tokens have s subtrees (base/segment_tree.h): one, if they are a power of two of segments. Of the group.
 int64_t PassQBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);
 
-// Of a linear layer with H heads; states in f32, but for the chain's.
-// H (dk dv s + (w - 1) (2 dk + dv) e): s the bytes of an element of a state, w the width of the convolution. Of each
-// group, and nothing for rank 0.
+// Of a linear layer with H heads; states in f32, except the chain's. H (dk dv s + (w - 1) (2 dk + dv) e): s the bytes
+// of an element of a state, w the width of the convolution. Of each group, and nothing for rank 0.
 int64_t ChainBytes(const proto::LinearSpec& spec, const PromptShape& shape);
 // (P - 1) H dk dv 4; of delta rules, whose parts compose by a matrix, (P - 1) H dk (dk + dv) 4
 int64_t StateGatherBytes(const proto::LinearSpec& spec, const PromptShape& shape);

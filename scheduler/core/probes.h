@@ -33,7 +33,7 @@ class Probes {
   std::vector<Sequence*> Lose(int worker);
   // A sequence whose time is over; null: none. It is the same one until its probe has ended.
   Sequence* Expired() const;
-  // Workers may let go of what they pinned for it.
+  // Workers may release what they pinned for it.
   void End(Sequence& sequence);
 
   absl::Time NextDeadline() const;

@@ -20,7 +20,7 @@ class Relocation {
   void Start();
   void WorkerJoined() { rebalance_ = true; }  // others may have much more to do than it
   void On(const SequenceMoved& event);
-  // Moves do not last for ever: sequences whose time is over begin again.
+  // A move has a time limit: sequences that exceed it begin again.
   void Expire();
 
  private:

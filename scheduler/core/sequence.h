@@ -136,7 +136,7 @@ struct Sequence {
   }
 };
 
-// Prompt blocks that several choices use: charged once, until the last of them lets go.
+// Prompt blocks that several choices use: charged once, until the last of them releases them.
 struct SharedPrefix {
   int users = 0;
   Charges charges;
@@ -156,7 +156,7 @@ struct RequestState {
   absl::Time arrived;
   absl::Time admitted = absl::InfiniteFuture();  // when a choice first got a slot
   bool paused = false;
-  bool started = false;  // an update with cached_tokens may have gone out
+  bool started = false;  // an update with cached_tokens may have been sent
   int cached_tokens = 0;
   int open_choices = 0;
   int unforked = 0;

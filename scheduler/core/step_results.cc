@@ -111,7 +111,7 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
 }
 
 // What the step's prompts took, of the time since it was sent or, if that was later, since the last one of the same
-// sequences ended: what is more than streams take without prompts, of which prompts beside each other have their
+// sequences ended: what is more than streams take without prompts, of which prompts that were read together have their
 // shares. As much as streams take may hide behind that, so a prediction that is longer by less is right (StreamPace).
 double StepResults::PromptSeconds(const MicroBatch& batch, double took_s) {
   const ChunkForecast& chunk = batch.chunk;

@@ -29,7 +29,7 @@ struct BenchServeFlags {
   std::string random_range_ratio = "0.0", too_long = "error";
   int64_t input_len = 0, output_len = 0;           // 0: each dataset's own
   bool skip_chat_template = true;                  // what is done in any case
-  bool self_timed = false, no_self_timed = false;  // neither: as the dataset wants
+  bool self_timed = false, no_self_timed = false;  // neither: as the dataset says
 
   std::string request_rate = "inf", burstiness = "1.0", ramp_up_strategy;
   double ramp_up_start_rps = 0, ramp_up_end_rps = 0;

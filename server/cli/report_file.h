@@ -11,8 +11,8 @@ namespace dovetail::cli {
 inline constexpr const char* kReportHelp =
     "Also write a report to look at: one HTML file with pictures and their numbers, which loads nothing from elsewhere";
 
-// Before the work begins, so that it is not done in vain: whether `path` can be written. What is there stays as it is.
-// kInvalidArgument names --report and the path. An empty path is no report, and fine.
+// Whether `path` can be written. Called before the work begins, so that no result is lost. What is there stays as it
+// is. kInvalidArgument names --report and the path. An empty path is no report, and fine.
 // Threads: thread-safe; blocks on the file.
 absl::Status CheckReportPath(const std::string& path);
 

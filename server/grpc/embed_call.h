@@ -20,7 +20,7 @@ class EmbedCall final : public grpc::ServerUnaryReactor,
                         public EngineCall,
                         public std::enable_shared_from_this<EmbedCall> {
  public:
-  // `reply` is gRPC's, until the call has ended. `on_end` is called once, before the client hears of the end; it must
+  // `reply` is gRPC's, until the call has ended. `on_end` is called once, before the client is told of the end; it must
   // not call this object.
   EmbedCall(const Server& server, const CallInfo& call, vllm::grpc::engine::EmbedResponse* reply,
             std::function<void()> on_end)

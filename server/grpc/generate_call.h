@@ -25,7 +25,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
                            public EngineCall,
                            public std::enable_shared_from_this<GenerateCall> {
  public:
-  // `on_end` is called once, before the client hears of the end; it must not call this object.
+  // `on_end` is called once, before the client is told of the end; it must not call this object.
   GenerateCall(const Server& server, const CallInfo& call, std::function<void()> on_end)
       : server_(server), account_(server.metrics, call), on_end_(std::move(on_end)) {}
 

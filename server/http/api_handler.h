@@ -16,8 +16,8 @@
 
 namespace dovetail::server {
 
-// The routes: who may, what it means, which thread does it. Parsing, templates and tokenising run on the work queue;
-// everything else is short and runs on the I/O thread.
+// The routes: which keys may use them, what they do, and on which thread. Parsing, templates and tokenising run on the
+// work queue; everything else is short and runs on the I/O thread.
 // Threads: thread-safe.
 class ApiHandler : public HttpHandler {
  public:

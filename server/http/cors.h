@@ -11,7 +11,7 @@
 
 namespace dovetail::server {
 
-// Which web pages a browser lets use the API, besides those of the API's own origin.
+// Which web pages a browser allows to use the API, in addition to those of the API's own origin.
 // Source: the Fetch standard, "CORS protocol". It keeps pages from using a browser; it keeps no other client from
 // anything.
 struct CorsOptions {

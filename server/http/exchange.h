@@ -64,7 +64,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::function<void()> on_gone;
   // The backlog is empty again.
   std::function<void()> on_drained;
-  // The server wants to end: answer with an error now.
+  // The server is about to end: answer with an error now.
   std::function<void()> on_shutdown;
   // The time of the request is over: answer with an error now.
   std::function<void()> on_timeout;

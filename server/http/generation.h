@@ -63,7 +63,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnTimeout();
   void EndWith(const absl::Status& why);
   void CancelInEngine();
-  void Finish();  // the response is complete or will never be: settle the accounts and let go
+  void Finish();  // the response is complete or will never be: settle the accounts and release what is held
   RequestEnd EndOf(int prompt) const;
 
   const std::shared_ptr<const Backend> backend_;

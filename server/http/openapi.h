@@ -6,8 +6,8 @@
 
 namespace dovetail::server {
 
-// What this server answers, as OpenAPI 3.1: every route of routes.h with who may ask, the fields of its body with their
-// ranges (parameters.h), and its errors. `version`: of this server.
+// What this server answers, as OpenAPI 3.1: every route of routes.h with the keys that it takes, the fields of its body
+// with their ranges (parameters.h), and its errors. `version`: of this server.
 // Threads: pure.
 std::string OpenApiText(const std::string& version);
 

@@ -37,7 +37,7 @@ struct HttpServerOptions {
   std::optional<uint64_t> seed;  // of requests that bring none; nullopt: a random one each
 
   std::vector<ApiKey> api_keys;          // empty: every client may do everything
-  std::vector<ApiKey> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
+  std::vector<ApiKey> metrics_api_keys;  // the keys that may read /metrics; empty: the API keys
 
   CorsOptions cors;
   TlsOptions tls;
@@ -56,7 +56,7 @@ struct HttpServerOptions {
   size_t min_body_bytes_per_s = 8 * 1024;                 // without the framing of chunks
   std::chrono::milliseconds idle_timeout{60'000};         // between requests, and
   std::chrono::milliseconds min_idle{1'000};              // where another's request needs its place
-  std::chrono::milliseconds write_stall_timeout{30'000};  // no byte accepted by the client: it is gone
+  std::chrono::milliseconds write_stall_timeout{30'000};  // the client took no byte for so long: it counts as gone
   std::chrono::milliseconds linger_timeout{2'000};        // after an error, for the client to read it
   std::chrono::milliseconds health_stall_limit{60'000};   // work but no progress: /health fails
 

@@ -38,7 +38,7 @@ enum class RouteId {
 struct Route {
   RouteId id;
   std::string_view method;  // GET answers HEAD too
-  std::string_view path;    // ending in '/', but for the root: any non-empty rest follows
+  std::string_view path;    // ending in '/' (the root aside): any non-empty rest follows
   Scope scope;
 
   bool takes_rest() const { return path.size() > 1 && path.back() == '/'; }

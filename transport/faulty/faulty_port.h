@@ -24,7 +24,7 @@ struct Faults {
 };
 
 // A Port that loses, repeats and delays what is sent through it, the same way each time for the same seed and calls.
-// Frames to one peer stay in order (that is what every fabric promises), but for echoes, which come after the frame
+// Frames to one peer stay in order (that is what every fabric promises), except echoes, which come after the frame
 // itself; frames to different peers change places as they are delayed. Receiving is untouched: wrap the ports of both
 // sides for faults both ways. Delayed frames and echoes leave in Poll. Tensors are sent from copies, as a wire does: a
 // peer that was given up and goes on may read a frame whose memory its sender has given back. The newest 2 x

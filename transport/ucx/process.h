@@ -4,8 +4,8 @@
 
 namespace dovetail::transport::ucx {
 
-// A process of this PID namespace, for ever: its number may be given to another one once it has ended, with a later
-// start.
+// Identifies a process of this PID namespace uniquely: its number may be given to another one once it has ended, with a
+// later start.
 struct ProcessIdentity {
   uint32_t pid = 0;    // 0: unknown
   uint64_t start = 0;  // clock ticks since the host booted

@@ -47,8 +47,8 @@ class ReceiveRegion {
 // Threads: reactor-owned.
 class RemoteRegion {
  public:
-  // kUnavailable: the owner has ended, or what it made is gone. kInvalidArgument: that is no region, or a smaller one.
-  // Errors leave nothing behind.
+  // kUnavailable: the owner has ended, or what it made was removed. kInvalidArgument: that is no region, or a smaller
+  // one. Errors leave nothing behind.
   static absl::StatusOr<std::unique_ptr<RemoteRegion>> Open(const ProcessIdentity& owner, uint32_t descriptor,
                                                             uint64_t bytes, uint64_t token);
   ~RemoteRegion();

@@ -37,7 +37,7 @@ struct UcxOptions {
   uint64_t put_min_bytes = 0;                        // smaller tensors go as active messages: measured, see the ADR
   absl::Duration spin = absl::Microseconds(50);      // Wait polls this long before it sleeps
   absl::Duration keepalive = absl::Seconds(1);       // of UCX; finds some dead peers, no stopped ones
-  absl::Duration beat = absl::Milliseconds(50);      // every peer hears this node at least so often
+  absl::Duration beat = absl::Milliseconds(50);      // this node sends every peer something at least so often
   absl::Duration silence = absl::Milliseconds(500);  // SilentPeers() are those not heard for longer
   absl::Duration close_timeout = absl::Milliseconds(200);  // the destructor tries this long to send what was posted
 
@@ -78,7 +78,7 @@ struct LinkBytes {
 // gave out. Frames may be sent at once; they leave when the peer has added this node too. Frames of one peer are handed
 // over in the order they were sent.
 //
-// UCX finds neither stopped peers nor, for a second or for ever, dead ones on the same host. The port reports a process
+// UCX does not notice stopped peers at all, and dead ones on the same host late or never. The port reports a process
 // that ends on its own host at once, and tells which peers have been silent: that may be a stopped peer, a cut network,
 // or one that is busy and polls its port too seldom, which only the nodes can tell apart.
 //

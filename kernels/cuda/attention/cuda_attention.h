@@ -85,12 +85,12 @@ class CudaAttention {
   // So that no Plan within these bounds allocates. kResourceExhausted.
   absl::Status Reserve(int64_t plan_bytes, int tiles, int value_dim);
 
-  // What launches of the plan depend on, but for memory: addresses, grid and tiles.
+  // What launches of the plan depend on, other than the contents of memory: addresses, grid and tiles.
   uint64_t Launches() const;
 
   const AttentionPlan& plan() const { return plan_; }                // of the kernel for few rows
   const PrefillPlan& prefill_plan() const { return prefill_plan_; }  // of the one for many; no tiles: it has no items
-  // The plan's items on the device, in their order: what KvAppendLaunch::items wants. Valid until the next Plan.
+  // The plan's items on the device, in their order: what KvAppendLaunch::items takes. Valid until the next Plan.
   const DeviceAttentionItem* device_items() const { return items_; }
 
  private:

@@ -35,7 +35,7 @@ struct PrefillLaunch : AttentionCall {
 // Threads: thread-safe.
 bool PrefillTakes(const CudaKvLayout* layout, WireType q_type, size_t arena_bytes, const DeviceLimits* limits);
 
-// Enqueues one pass. cudaError_t as int; 0: enqueued. What PrefillTakes refuses may not be asked for.
+// Enqueues one pass. cudaError_t as int; 0: enqueued. Rows that PrefillTakes refuses must not be given.
 // Threads: any host thread, one at a time per stream.
 int LaunchPrefill(const PrefillLaunch* launch, void* stream);
 

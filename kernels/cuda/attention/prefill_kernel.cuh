@@ -12,7 +12,7 @@
 // turns.
 //
 // Of the third warpgroup, one warp copies blocks and three copy queries, two tiles ahead. A row of K or V lies in a
-// block as wgmma wants it, but for the pitch: the tensor map cuts rows into columns of 128, 64 or 32 bytes and puts
+// block as wgmma reads it, except for the pitch: the tensor map cuts rows into columns of 128, 64 or 32 bytes and puts
 // these one below the other. Behind the last token it fills in zeros, whatever the block's memory holds.
 //
 // Nothing is divided between thread blocks, so a tile's bits depend on its rows and keys only.

@@ -15,8 +15,8 @@ absl::Status ExchangePush(CudaStream& stream, const ExchangePushLaunch& args);
 absl::Status ExchangeAwaitAll(CudaStream& stream, const ExchangeAwaitAllLaunch& args);
 absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args);
 
-// What transport/ucx/device_link.h wants to know: where kernels on `device` reach element `index` of a remote memory
-// list. Blocks. kFailedPrecondition: by no plain store.
+// For transport/ucx/device_link.h: where kernels on `device` reach element `index` of a remote memory list. Blocks.
+// kFailedPrecondition: by no plain store.
 absl::StatusOr<void*> UcxPeerPointer(CudaDevice& device, void* list, unsigned index);
 
 // OK, or kUnavailable: a step's exchange failed, at which op and why. `word`: ExchangeWords::failure.

@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/wire_type.h"
 
-// Reading and writing activations of any wire type. Device code, but for what a launch asks.
+// Reading and writing activations of any wire type. Device code, except what launches ask for.
 
 namespace dovetail::kernels::cuda {
 

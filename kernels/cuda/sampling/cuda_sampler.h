@@ -29,10 +29,10 @@ class CudaSampler {
   absl::Status Enqueue(CudaStream& stream, const float* logits, int64_t step, std::span<const Row> rows);
 
   // Enqueue in two parts. The first checks, and enqueues the upload of the parameters. The second enqueues the rest; it
-  // may be recorded, and holds for every later upload that says the same of Launches().
+  // may be recorded, and is valid for every later upload with equal Launches().
   absl::Status Upload(CudaStream& stream, std::span<const Row> rows);
   absl::Status Draw(CudaStream& stream, const float* logits, int64_t step);
-  // What of the last upload Draw depends on, but for memory: rows and addresses.
+  // What a recorded Draw depends on in the last upload, other than the contents of memory: the rows and the addresses.
   std::array<uint64_t, 4> Launches() const;
   // On the device, by row: what was drawn, until the next Draw.
   const SampleOutput* drawn() const { return reinterpret_cast<const SampleOutput*>(out_->data()); }

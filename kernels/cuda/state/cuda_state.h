@@ -22,7 +22,7 @@ namespace dovetail::kernels::cuda {
 // The shape, layout and flags of a launch, for pieces of piece_bytes. kUnimplemented: a rank-one update.
 absl::StatusOr<StateLaunch> StateLaunchFor(const LinearStateShape& shape, size_t piece_bytes, WireType wire);
 
-// Token after token, each item's in turn: for few tokens (decode, verification); exact in f32 but for what is kept.
+// Token after token, each item's in turn: for few tokens (decode, verification); exact in f32, except for what is kept.
 // All blocks from the one before the first token's to the last token's must be kept (none before block 0).
 absl::Status AppendStates(CudaStream& stream, const StateLaunch& args);
 
