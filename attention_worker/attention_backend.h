@@ -63,6 +63,7 @@ class AttentionBackend {
 // On the CPU, or on the GPU that `device` is. `shared_gpu`: null unless steps may cross the seam on that GPU. `device`,
 // `core` and `shared_gpu` outlive it. kResourceExhausted when the device has no room for kv_blocks blocks;
 // kUnimplemented for a table that a GPU does not attend, and for a storage that the device does not have.
+// Threads: thread-safe; the backend that it returns is reactor-owned.
 absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::Device& device,
                                                                        AttentionWorkerCore& core, uint32_t kv_blocks,
                                                                        int micro_batches,

@@ -12,6 +12,7 @@ class Clock {
 };
 
 // Monotonic time since an arbitrary start, expressed as absl::Time. One object for the process; never destroyed.
+// Threads: thread-safe.
 Clock& SystemClock();
 
 }  // namespace dovetail

@@ -50,6 +50,7 @@ class Trace {
 std::string ChromeTrace(const std::vector<const Trace*>& traces);
 
 // kUnavailable: the file cannot be written. An empty path: nothing happens.
+// Threads: called when nothing adds to the traces any more; blocks on the file.
 absl::Status WriteChromeTrace(const std::string& path, const std::vector<const Trace*>& traces);
 
 }  // namespace dovetail

@@ -25,6 +25,8 @@ std::optional<TraceContext> ParseTraceparent(std::string_view header);
 std::string TraceIdText(const TraceContext& context);  // 32 digits
 std::string SpanIdText(uint64_t span);                 // 16 digits
 
-uint64_t NewSpanId();  // random, not 0. Thread-safe
+// Random, not 0.
+// Threads: thread-safe.
+uint64_t NewSpanId();
 
 }  // namespace dovetail

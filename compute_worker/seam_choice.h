@@ -42,6 +42,7 @@ class SeamChoice {
 // The ways of a compute worker, in the order of preference. All arguments outlive them. `shared_gpu`: null unless an
 // attention worker of this process has the same GPU. `gpus_required`: a step whose attention workers have GPUs must
 // cross between GPUs.
+// Threads: what it returns is reactor-owned.
 std::vector<std::unique_ptr<Crossing>> WaysOf(const ComputeWorkerCore& core, DenseBackend& dense, const GpuLinks& links,
                                               transport::Port& port, exchange::SharedGpu* shared_gpu,
                                               bool gpus_required);

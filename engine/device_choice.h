@@ -18,6 +18,7 @@ absl::Status CheckWorkerDeviceName(const std::string& flag, const std::string& n
 
 // The GPU called "cuda:N". Errors name the flag and say what is missing. `threads`: of the host's side; 0: one per
 // core.
+// Threads: thread-safe; opening a device takes up to seconds.
 absl::StatusOr<std::unique_ptr<kernels::cuda::CudaDevice>> OpenGpu(const std::string& flag, const std::string& name,
                                                                    int threads);
 
@@ -27,6 +28,7 @@ inline constexpr int kSpinUs = kernels::CpuDeviceOptions().spin_us;
 inline constexpr int kSpinBesideGpuUs = 1000;
 
 // "cpu" or "cuda:N"; errors name the flag. `spin_us`: of a CPU's threads.
+// Threads: thread-safe; opening a device takes up to seconds.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const std::string& flag, const std::string& name,
                                                             int threads, int spin_us = kSpinUs);
 

@@ -27,6 +27,7 @@ struct GatedActivationArgs {
   int64_t out_step = 0;
 };
 
+// Of all functions here:
 // Numbers: each element depends on its own inputs only, on both ISAs alike.
 // Errors: kInvalidArgument for null pointers and negative sizes.
 // Threads: run on the caller and the pool, return when done; reentrant. Allocate nothing.

@@ -63,6 +63,7 @@ inline constexpr int kMaxSpinUs = 1'000'000;
 
 // kInvalidArgument for a thread count outside 1..256 (after defaulting) or spin_us outside 0..kMaxSpinUs,
 // kFailedPrecondition on a CPU below x86-64-v3.
+// Threads: thread-safe; starts the threads of the device's pool.
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options);
 
 }  // namespace dovetail::kernels

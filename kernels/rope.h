@@ -15,6 +15,7 @@ namespace dovetail::kernels {
 //   angle = position * inv_freq[i] in f32
 //   cos_out, sin_out [rows][inv_freq.size()] = f32(cos, sin in double of that angle) * multiplier
 // so large angles lose nothing beyond the f32 product itself.
+// Threads: runs on the caller and the pool, returns when done.
 void ComputeRopeTable(const OpContext& context, std::span<const int32_t> positions, std::span<const float> inv_freq,
                       float multiplier, float* cos_out, float* sin_out);
 

@@ -83,6 +83,7 @@ absl::StatusOr<SampleResult> SampleRow(const OpsTable& table, std::span<const fl
 
 // Log-probabilities of a given token, for prompt_logprobs: as SampleResult.chosen and .top would
 // be.
+// Threads: as SampleRow.
 absl::StatusOr<SampleResult> RowLogprobs(const OpsTable& table, std::span<const float> logits, int32_t token, int top,
                                          std::span<std::byte> scratch);
 

@@ -50,6 +50,7 @@ const std::vector<std::string>& CommonWords();
 // than 16 of those, with the tokens that they have on average.
 absl::StatusOr<Vocabulary> VocabularyOf(const model::Tokenizer& tokenizer, std::string source);
 // Those of the common words that `counter` counts as one token each, or all of them with their average.
+// Threads: as the counter.
 absl::StatusOr<Vocabulary> VocabularyOf(TokenCounter& counter, std::string source);
 // Common words of `tokens_per_word` each, when only usage tells.
 Vocabulary GuessedVocabulary(double tokens_per_word, std::string source);

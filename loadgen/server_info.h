@@ -21,6 +21,7 @@ struct ServedModel {
 // The model called `wanted`, or the first one where that is empty, by /v1/models. kNotFound lists what there is where
 // `wanted` is not served; kUnavailable where there is no server; kFailedPrecondition where it answers and lists no
 // model.
+// Threads: the client's thread only; blocks.
 absl::StatusOr<ServedModel> AskForModel(http_client::HttpClient& client, const Headers& headers,
                                         const std::string& wanted);
 
@@ -39,6 +40,7 @@ class ServerTokenCounter final : public TokenCounter {
 };
 
 // Tokens per common word, from the usage of one request of such words. kUnavailable where it has none.
+// Threads: the client's thread only; blocks.
 absl::StatusOr<double> TokensPerWordByUsage(http_client::HttpClient& client, const ApiOptions& api);
 
 }  // namespace dovetail::loadgen

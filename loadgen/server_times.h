@@ -27,6 +27,7 @@ struct ServerTimes {
 absl::StatusOr<ServerTimes> ParseServerTimes(std::string_view metrics);
 
 // Asks the server for /metrics and waits for the answer. kUnavailable where it has none, or none with these histograms.
+// Threads: the client's thread only; blocks.
 absl::StatusOr<ServerTimes> AskForServerTimes(http_client::HttpClient& client, const Headers& headers);
 
 }  // namespace dovetail::loadgen

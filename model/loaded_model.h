@@ -58,6 +58,7 @@ struct LoadedModel {
 using LoadProgress = std::function<void(double)>;
 
 // Packs all weights. Blocks; spreads packing over `pool`. Errors name file and tensor.
+// Threads: thread-safe; packs rows on the caller and the pool, and blocks on the file.
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(std::unique_ptr<Checkpoint> checkpoint, WeightFormat format,
                                                        kernels::ThreadPool* pool, const LoadProgress& progress);
 

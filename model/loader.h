@@ -149,6 +149,7 @@ class Loader {
 
 // The steps of one layer of a model with linear states or experts (IsHybrid). Its first attention op is `ops`, which is
 // then counted up (AttentionOpsOf).
+// Threads: as the Loader.
 absl::Status ReadHybridLayer(Loader& loader, int layer, int& ops, std::vector<LayerStep>& steps);
 
 }  // namespace dovetail::model

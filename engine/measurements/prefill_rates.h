@@ -34,6 +34,7 @@ absl::StatusOr<PrefillRates> FitRates(std::span<const PromptSample> samples);
 
 // Prompts of four steps of `step_tokens`, as an engine on CPUs takes them. `engine` is otherwise idle, has one compute
 // worker with `scratch_blocks` of prompt scratch (compute_worker/prompt_scratch_size.h), and no prefix cache.
+// Threads: one measurement of an engine at a time.
 absl::StatusOr<std::vector<PromptSample>> MeasurePromptSteps(Engine& engine, PromptSource& prompts,
                                                              const proto::AttentionTable& attention, int step_tokens,
                                                              uint32_t scratch_blocks);

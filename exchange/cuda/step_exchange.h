@@ -8,7 +8,7 @@ namespace dovetail::exchange {
 // The exchanges of one step of a micro-batch with all attention workers whose GPUs hold its sequences, in the order of
 // the step's parts (compute_worker/row_spread.h); at most kernels::cuda::kMostExchangePeers. If one peer fails to
 // answer, kernels end the step with all of them.
-// Threads: reactor-owned.
+// Threads: reactor-owned, as are the functions below.
 using StepPeers = std::span<GpuExchange* const>;
 
 // What kernels are to know of them: part p has part_rows[p] rows.

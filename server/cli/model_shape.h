@@ -10,6 +10,7 @@
 namespace dovetail::cli {
 
 // Any model that commands take; of a Hugging Face folder, config.json is enough: then its weights are bf16 and zero.
+// Threads: thread-safe; blocks on files.
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenShape(const std::string& model);
 
 // What a step of it has to do on CPUs, its weights kept as its files have them.

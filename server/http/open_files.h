@@ -14,6 +14,7 @@ struct OpenFiles {
   int64_t in_use = 0;   // of this process
 };
 // Opens none where the kernel is 6.2 or later. All are taken to be in use where they cannot be counted.
+// Threads: thread-safe; reads /proc.
 OpenFiles CountOpenFiles();
 
 struct ConnectionLimit {

@@ -58,6 +58,7 @@ class UcxWorker {
 absl::Status UcxError(ucs_status_t status, const std::string& what);
 
 // UCX's text about an endpoint.
+// Threads: reactor-owned, as the endpoint's worker.
 std::string DescribeEndpoint(ucp_ep_h endpoint);
 
 }  // namespace dovetail::transport::ucx

@@ -9,6 +9,7 @@ namespace dovetail::engine {
 // CPU. `profile` has the products and the attention that are subtracted. `threads` are those of the device. Blocks for
 // about ten seconds; writes a config.json to the folder for temporary files.
 // Errors: those of EmbeddedCluster; kResourceExhausted without a temporary folder.
+// Threads: one measurement of a device at a time.
 absl::StatusOr<plan::StepOverhead> MeasureStepOverhead(kernels::Device& device, int threads,
                                                        const plan::DeviceProfile& profile);
 

@@ -17,6 +17,7 @@ absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args
 
 // For transport/ucx/device_link.h: where kernels on `device` reach element `index` of a remote memory list. Blocks.
 // kFailedPrecondition: by no plain store.
+// Threads: thread-safe.
 absl::StatusOr<void*> UcxPeerPointer(CudaDevice& device, void* list, unsigned index);
 
 // OK, or kUnavailable: a step's exchange failed, at which op and why. `word`: ExchangeWords::failure.

@@ -14,6 +14,7 @@ int LaunchExchangeGather(const ExchangeGatherLaunch* launch, void* stream);
 
 // Where this device sees element `index` of a remote memory list of UCX's device API (transport/ucx/device_link.h).
 // Blocks. -1: memory that no plain store reaches, or a library built without UCX's device API.
+// Threads: thread-safe; blocks.
 int UcxPeerPointer(int device, void* list, unsigned index, void** pointer);
 
 }  // namespace dovetail::kernels::cuda

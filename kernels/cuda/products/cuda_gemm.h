@@ -31,6 +31,7 @@ class CudaGemm {
 
 // backend_abi.h's product of a gated MLP, as one kernel. False: not a shape, or not a GPU, that it is for, and nothing
 // is enqueued; a product and GatedActivation do the same. A kernel that may still run must not write w.
+// Threads: thread-safe on different streams.
 absl::StatusOr<bool> GatedProduct(CudaStream& stream, const GatedProductCall& call);
 
 }  // namespace dovetail::kernels::cuda

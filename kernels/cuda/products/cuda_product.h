@@ -47,6 +47,7 @@ class CudaProduct {
 };
 
 // Embed (row_ops.h) from a table kept in any way; args.table and table_type are not read.
+// Threads: thread-safe on different streams.
 absl::Status EmbedFrom(CudaStream& stream, const CudaWeights& table, const EmbedLaunch& args);
 
 }  // namespace dovetail::kernels::cuda

@@ -52,6 +52,7 @@ struct CudaSurvey {
   int runtime_version = 0;
   std::vector<CudaDeviceSummary> devices;
 };
+// Threads: thread-safe; asks the driver.
 CudaSurvey SurveyCuda(const CudaLibrary& library);
 
 }  // namespace dovetail::kernels::cuda
