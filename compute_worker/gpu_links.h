@@ -17,7 +17,7 @@ class GpuLinks {
   // All outlive it.
   GpuLinks(const ComputeWorkerCore& core, transport::Port& port, const exchange::GpuExchangeMeans& means);
 
-  // Why no step of this model can cross between GPUs, in one line; kOk: it can.
+  // kFailedPrecondition: why no step of this model can cross between GPUs, in one line.
   static absl::Status Supports(const proto::AttentionTable& table);
 
   bool on_gpu() const { return party_ != nullptr; }

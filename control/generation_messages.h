@@ -5,6 +5,7 @@
 
 // Generation requests and updates between servers and the scheduler. FromProto checks counts and kinds; what a value
 // may be for this model is checked by the scheduler, as for embedded requests.
+// Errors: kInvalidArgument names the field and its limit.
 // Threads: pure.
 
 namespace dovetail::control {

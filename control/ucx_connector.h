@@ -9,6 +9,7 @@
 namespace dovetail::control {
 
 // A UcxPort as a Connector.
+// Errors: those of UcxPort.
 // Threads: reactor-owned, except Wake(), which is thread-safe.
 class UcxConnector final : public transport::Connector {
  public:

@@ -16,6 +16,7 @@ namespace dovetail::model {
 kernels::PackedFormat PackedFormatOf(WeightFormat wanted, kernels::RowFormat stored);
 
 // Reads canonical tensors of one checkpoint into typed steps.
+// Errors: kNotFound: the checkpoint lacks a tensor; kResourceExhausted: no memory for the packed weights.
 // Threads: thread-compatible; rows are packed on the caller and the pool.
 class Loader {
  public:

@@ -26,6 +26,7 @@ struct CudaLane {
 };
 
 // A micro-batch of a compute worker on a GPU, and the step that it runs.
+// Errors: kInternal: the device is lost.
 // Threads: thread-compatible.
 struct CudaBatch {
   static constexpr int64_t kMostGraphRows = 256;

@@ -21,6 +21,9 @@ namespace dovetail::compute {
 // in a stream of its own, while the layers go on. What attention workers give for a prompt's rows is joined on the GPU.
 // The states that linear layers of such prompts leave are copied in the same stream. In other steps a linear op, and
 // one of a step that has more rows than HostStores takes, waits for its copies.
+// Errors: kResourceExhausted: no memory for payloads; kFailedPrecondition: rows for other ranks without a prompt
+// scratch; kInternal: the device is lost, or payloads did not arrive.
+// Threads: reactor-owned, as CudaDense.
 class CudaHostCrossing final : public CudaCrossing {
  public:
   // All outlive it; `prompts`, `states` and `rank_rows` may be null.

@@ -11,6 +11,7 @@ namespace dovetail::compute {
 // How long a GPU took for the parts of a step whose prompts it attended: marks in the stream of the step. What lies
 // between them, op by op, is dense layers, waiting for rows of other ranks, attention, and waiting for answers.
 // Ownership: must not outlive the device.
+// Errors: kInternal: the device is lost.
 // Threads: thread-compatible.
 class PromptStepTimes {
  public:

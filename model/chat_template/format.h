@@ -8,6 +8,7 @@ namespace dovetail::model::jinja {
 
 // format % values: values is a tuple, a dict for %(name)s, or the single value. Conversions d i u s r a f F e g x X o c
 // and %, with flags, width and precision.
+// Errors: kInvalidArgument with Python's text; kResourceExhausted for a result beyond the limits.
 absl::StatusOr<Text> FormatPercent(Runtime& runtime, const Text& format, const Value& values);
 
 // format.format(*args): {}, {0}, {name}, {0.attribute}, {0[key]}, !r and !s, and specs

@@ -15,6 +15,7 @@ namespace dovetail::model::jinja {
 // Recursive descent over the tokens of one template. Expressions are in parser_expressions.cc, statements in parser.cc.
 // For one Run().
 // Threads: thread-compatible.
+// Errors: those of Parse (parser.h).
 class Parser {
  public:
   Parser(std::vector<Token> tokens, const TemplateLimits& limits);

@@ -8,6 +8,8 @@
 // String operations shared by filters and methods. All keep the flags of the characters they keep; a character they
 // change (upper, lower) keeps the flag of the one it came from. Callers charge for the size of `text`; what a result
 // has more than that is charged here.
+// Errors: kInvalidArgument for an empty separator or an item that is no string; kResourceExhausted for a result beyond
+// the limits.
 // Threads: as the Runtime: one thread at a time.
 
 namespace dovetail::model::jinja {

@@ -8,6 +8,7 @@ namespace dovetail::model {
 
 // Unicode normalisation form C of valid UTF-8. O(n log n) for any input, also for long runs of combining marks; text
 // without characters from U+0300 on is returned as it is.
+// Errors: kInvalidArgument: the text cannot be normalised.
 // Threads: pure.
 absl::StatusOr<std::string> NormalizeNfc(std::string_view text);
 

@@ -22,6 +22,7 @@ class ChildProcesses {
 
   // `arguments` without the binary's name. `on_line` is called with the text of each line (log_flags.h: MessageOf) on
   // the child's reader thread.
+  // Errors: kResourceExhausted: the system refused a pipe or a process.
   absl::Status Start(const std::string& name, const std::vector<std::string>& arguments,
                      std::function<void(const std::string&)> on_line = {});
 

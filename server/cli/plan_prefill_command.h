@@ -30,6 +30,7 @@ struct PlanPrefillFlags {
 void AddPlanPrefillFlags(CLI::App& command, PlanPrefillFlags& flags);
 
 // Prints a table for each number of ranks and each link. Needs no cluster, and loads no weights unless it measures.
+// Errors: kInvalidArgument and kNotFound name the flag.
 // Threads: the main thread only.
 absl::Status RunPlanPrefill(const PlanPrefillFlags& flags);
 

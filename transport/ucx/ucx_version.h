@@ -8,7 +8,7 @@ struct UcxVersion {
 };
 
 // Whether a program built for one version of UCX works with another that is loaded: of the same major, not older.
-// FailedPrecondition names both and the remedy.
+// Errors: kFailedPrecondition names both and the remedy.
 absl::Status CheckUcxVersion(UcxVersion built, UcxVersion loaded);
 
 // The same of this program.

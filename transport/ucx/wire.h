@@ -60,6 +60,7 @@ inline bool Known(WireKind kind) { return kind >= WireKind::kHello && kind <= Wi
 
 // Magic, version, checksum, kind and reserved bytes. Says nothing about `frame`. Intact() is whether Check() is ok,
 // where damaged headers are only counted.
+// Errors: kDataLoss: the checksum does not match; kInvalidArgument names the field.
 absl::Status Check(const WireHeader& header);
 inline bool Intact(const WireHeader& header) {
   return header.magic == kWireMagic && header.version == kWireVersion && Known(header.kind) && header.reserved == 0 &&

@@ -21,6 +21,7 @@ namespace dovetail::kernels::cuda {
 // Uploads are not part of it: they go at once, ahead of the launches, and overlap with another micro-batch's step that
 // still runs (CudaStream::Upload).
 // Ownership: must not outlive the device.
+// Errors: those of the launches; kInternal: the device is lost.
 // Threads: thread-compatible.
 class StepWork {
  public:

@@ -7,6 +7,7 @@
 namespace dovetail::kernels::cuda {
 
 // Parameters of the kernels that pack linear states for the wire and unpack them. Plain structs, device pointers.
+// Threads: plain values.
 
 // One block of one head. Its packed bytes are what proto/state_blocks.h says of a full or an open block.
 struct StatePackJob {
