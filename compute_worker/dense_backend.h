@@ -124,7 +124,7 @@ class DenseBackend {
   virtual void SetTurns(TurnChoice::Policy) {}
 
   // Of a step that exchanged layers from GPU to GPU, or attended prompts on the GPU, after Sample: how long the GPU was
-  // busy with it, but for attention to prompts, how long with that (`linear` of it in linear layers), and how long it
+  // busy with it except attention to prompts, how long with that (`linear` of it in linear layers), and how long it
   // waited for attention workers and for rows of other ranks. Where their GPUs said so, how long those were busy. What
   // it waited for its turn on the GPU is in none of them. Nothing where times were not measured.
   struct GpuTimes {

@@ -35,7 +35,7 @@ class ExchangeParty {
   bool Progress(std::vector<Frame>& out);
 
   GpuExchange* With(NodeId node) const;  // null: through the hosts
-  // "device", or "host: " and why, in one line; empty for a node that it has not heard of.
+  // "device", or "host: " and why, in one line; empty for an unknown node.
   std::string Describe(NodeId node) const;
   // There is no link with this node and none is being made, although it has a GPU.
   bool Refused(NodeId node) const;

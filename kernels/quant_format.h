@@ -71,8 +71,7 @@ inline constexpr int8_t kFp4Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -
 // What GroupedRow::codes of MXFP4 count from: code = kFp4Zero + kFp4Doubled[..].
 inline constexpr int kFp4Zero = 16;
 
-// The elements of one quantised row in groups that share a scale, whatever the format: element e of
-// the row is
+// The elements of one quantised row in groups that share a scale, whatever the format: element e of the row is
 //   scale[e / group] * code[e] + offset[e / group].
 // group is 16 for Q6_K, else 32. codes are unsigned: 0..15 for the 4-bit formats, else 0..255.
 // For the formats symmetric about a zero code (Q4_0: 8; Q5_0, Q8_0, Q6_K: moved to 128; MXFP4: 16),

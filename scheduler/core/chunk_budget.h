@@ -62,8 +62,7 @@ Position ChunkTokens(const ChunkLimits& limits, absl::FunctionRef<double(Positio
 // How long a stream waits for its next token while no prompt is read, and how much of a prompt hides behind that: of
 // each compute worker, from its last steps.
 //   Model: a step with `s` seconds of prompts takes pace + max(0, s - hidden). What a few rows cost hides where a step
-//   of
-//          decodes waits for memory: the weights are read for both.
+//          of decodes waits for memory: the weights are read for both.
 class StreamPace {
  public:
   // A step of decodes alone took so long, and nothing of a prompt was under way there.

@@ -28,16 +28,15 @@ int RanksFor(Position left, Position whole, int rank_tokens, int most_tokens, in
 
 // Where a group of `ranks` ends that begins at `base`, of a prompt whose last token is before `end`.
 //   Result:   the prompt's end if a group may take all of it. Otherwise what is left is divided into as few groups as
-//   can
-//             take it, of equal size: the first of those ends on a multiple of kSegmentTokens, as near as that is. So
-//             no group is much smaller than others. A slow rank makes groups smaller (its options.speeds), but by no
+//             can take it, of equal size: the first of those ends on a multiple of kSegmentTokens, as near as that is.
+//             So no group is much smaller than others. A slow rank makes groups smaller (its options.speeds), but by no
 //             more than an eighth if one more group would be needed for that.
 //   Requires: 0 <= base < end, ranks >= 1, options.most_tokens >= kSegmentTokens
 Position EndOfGroup(Position base, Position end, int ranks, const PrefillCutOptions& options);
 
 // Cuts tokens [base, end) into at most `ranks` parts that take about equally long: a rank that is half as fast gets
-// half as much. Returns where the parts begin, and
-// the end: [0] is base, the others but the last are multiples of kSegmentTokens.
+// half as much. Returns where the parts begin, and the end: [0] is base, the others but the last are multiples of
+// kSegmentTokens.
 //   Requires: 0 <= base < end, ranks >= 1, and options.most_tokens x ranks >= end - base + ranks x kSegmentTokens, or
 //             else what does not fit is left out: the last cut is less than `end` then.
 //   Result:   rising; at least two positions. Fewer than ranks + 1 where there are not as many segments.

@@ -5,8 +5,7 @@
 
 // Bytes that the known ways to divide a prompt over ranks move, by closed formulas.
 // Symbols: N new tokens after C earlier ones, P ranks of N / P tokens, f = (P - 1) / P, Hq and Hk query and KV heads,
-// dk
-//          and dv the dimensions of a head, e the bytes of an element on the wire, D the hidden size.
+//          dk and dv the dimensions of a head, e the bytes of an element on the wire, D the hidden size.
 // Units:   bytes that one rank receives for one layer; whole numbers if P divides N, else rounded down.
 // Source:  docs/sequence_parallelism.md, "Bytes of each exchange"
 // Threads: pure.

@@ -11,8 +11,7 @@ namespace dovetail::server::test {
 inline constexpr TokenId kBos = 256, kEos = 257, kTurn = 258, kThe = 260;
 
 // A model of bytes: token i < 256 is the byte i, then <bos>, <eos>, <turn>, <pad>, and the merged token "the". Its chat
-// template is
-// "<turn>ROLE:CONTENT" for each message, and "<turn>assistant:" at the end.
+// template is "<turn>ROLE:CONTENT" for each message, and "<turn>assistant:" at the end.
 std::shared_ptr<ServedModel> TestModel(int max_model_len = 4096,
                                        const std::vector<std::string>& more_control_tokens = {});  // from 262 on
 

@@ -10,7 +10,8 @@ namespace dovetail::kernels::cuda {
 // Both: a job is one block of one head; jobs of a launch write different memory.
 // Errors: kInvalidArgument, before anything runs, for null pointers and blocks in several pieces; kInternal if the
 // device is lost.
-// Threads: enqueue and return; thread-safe on different streams. Memory: allocate nothing.
+// Threads: enqueue and return; thread-safe on different streams.
+// Memory: allocate nothing.
 
 // For blocks of such a launch (StateLaunchFor, with its convolution set). The jobs are the caller's to fill in.
 StatePackLaunch StatePackFor(const StateLaunch& of);

@@ -1,8 +1,8 @@
 // The messages of gpt-oss. The prompt ends with <|start|>assistant; then come, each ended by <|end|>, <|call|> or
 // <|return|>:
 //   <|channel|>analysis<|message|>a thought
-//   <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}     a call; "to=" may stand before the
-//   channel
+//   <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}     a call; "to=" may stand before
+//                                                                              the channel
 //   <|channel|>final<|message|>the answer
 // with <|start|>assistant before every one but the first.
 #include <algorithm>
