@@ -9,13 +9,13 @@
 
 namespace dovetail {
 
-// Seconds since 1970 at which the first certificate of a PEM file ends to be valid; 0: the file cannot be read, or
-// holds none. Reads the file.
+// Seconds since 1970 at which the first certificate of a PEM file expires; 0: the file cannot be read, or holds none.
+// Reads the file.
 // Threads: thread-safe; blocks on the file.
 int64_t CertificateEnd(const std::string& pem_file);
 
-// Knows when a file's certificate ends, also once another has replaced it: a thread of its own looks every kEvery, so
-// that no caller waits for a disk.
+// Knows when a file's certificate expires, also once another has replaced it: a thread of its own looks every kEvery,
+// so that no caller waits for a disk.
 // Threads: thread-safe.
 class CertificateWatch {
  public:

@@ -13,7 +13,7 @@ namespace dovetail::control {
 // Threads: thread-compatible.
 class AwakeSilence {
  public:
-  // `heard`: when the peer was last heard.
+  // `heard`: when something last came from the peer.
   AwakeSilence(absl::Duration between_looks, absl::Time heard, absl::Time now)
       : most_(2 * between_looks), heard_(heard), looked_(now) {}
 

@@ -70,7 +70,7 @@ struct EngineStats {
   std::string error;
 };
 
-// Generates tokens. The embedded cluster implements it in this process; a client of a remote scheduler will too.
+// Generates tokens. EmbeddedCluster does so in this process, RemoteEngine as a client of another process's scheduler.
 // Threads: thread-safe; nothing blocks for longer than a queue push.
 class Engine {
  public:

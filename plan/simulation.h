@@ -56,8 +56,9 @@ inline constexpr uint64_t kMostSimulatedSteps = 2'000'000;
 // Steps of one compute worker share it, and steps that need one attention worker share that: each device does one thing
 // at a time, in the order in which steps were planned. A step ends when its own work is done, one part after the other,
 // and when its last device is free for it: so micro-batches overlap. `on_token` is called with each token when it
-// comes. `hopeless` is asked after each request that ended; true stops the simulation. kFailedPrecondition: a request
-// cannot be served at all, as the scheduler says. kResourceExhausted: more than kMostSimulatedSteps.
+// comes. `hopeless` is asked after each request that ended; true stops the simulation.
+// Errors: kFailedPrecondition: a request cannot be served at all, as the scheduler says. kResourceExhausted: more than
+// kMostSimulatedSteps.
 absl::StatusOr<SimulationResult> Simulate(const StepModel& steps, const SimulatedCluster& cluster,
                                           std::span<const SimulatedRequest> requests,
                                           const std::function<bool(const RequestTimes&)>& hopeless = {},

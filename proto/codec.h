@@ -38,7 +38,7 @@ class Encoder {
   void Id(const char* name, const StrongId<Tag, Int>& id) {
     Number(name, id.value());
   }
-  // Cut at `max`, for the reader would refuse more: a text explains, and decides nothing.
+  // Cut at `max`, since the reader refuses longer ones. Such a text only explains.
   void Text(const char* name, const std::string& text, size_t max) {
     const size_t size = std::min(text.size(), max);
     Number(name, static_cast<uint32_t>(size));

@@ -11,7 +11,7 @@
 // The transfers of q, k, v and o are those of proto::Switch (token_layout.h) between a cut of the tokens and an even
 // cut of the heads. All follows from values that every rank has, so both ends of a transfer compute the same.
 //   Units:   tokens, KV heads, bytes on the wire
-//   Threads: thread-safe
+//   Threads: pure
 //   Source:  DeepSpeed Ulysses, arXiv 2309.14509; forward only
 
 namespace dovetail::proto {

@@ -42,7 +42,7 @@ inline constexpr size_t kLinearExchanges = static_cast<size_t>(kLastLinearExchan
 inline constexpr size_t kPrefillWays = (static_cast<size_t>(kLastPrefixExchange) + 1) * kLinearExchanges;
 
 // A number in [0, kPrefillWays) for each way, and back.
-// Threads: thread-safe.
+// Threads: pure.
 constexpr size_t IndexOf(const PrefillWay& way) {
   return static_cast<size_t>(way.softmax) * kLinearExchanges + static_cast<size_t>(way.linear);
 }
@@ -59,7 +59,7 @@ constexpr bool IsBetweenRanks(const PrefillWay& way) {
 
 // That of a step of so many ranks where this one is asked for: a step alone gathers from the attention workers what it
 // would gather from ranks.
-// Threads: thread-safe.
+// Threads: pure.
 constexpr PrefixExchange ExchangeOf(PrefixExchange exchange, int ranks) {
   return ranks < 2 && IsBetweenRanks(exchange) ? PrefixExchange::kGather : exchange;
 }

@@ -25,7 +25,7 @@ report::Figure NotShown(const std::string& title, const std::string& missing);
 bool WantsLogarithm(const std::vector<double>& values);
 
 // Marks a limit, in the unit of the axis, on a chart of latencies that has these `values`, and makes the axis
-// logarithmic where they want it. A limit that lies far above them is named at the axis instead, so that it does not
+// logarithmic where they need that. A limit that lies far above them is named at the axis instead, so that it does not
 // flatten them.
 void FinishLatencies(const std::vector<double>& values, const std::optional<double>& limit_ms,
                      report::PointChart& chart);

@@ -10,7 +10,7 @@
 
 namespace dovetail::server {
 
-// The server's side of TLS 1.2 and 1.3 for HTTP/1.1: certificate, key, and whose clients are let in.
+// The server's side of TLS 1.2 and 1.3 for HTTP/1.1: certificate, key, and which clients are accepted.
 // Threads: thread-safe.
 class TlsContext {
  public:
@@ -21,7 +21,7 @@ class TlsContext {
   // For new connections; sessions keep theirs.
   std::shared_ptr<SSL_CTX> current() const;
 
-  // When the certificate of new connections ends to be valid, in seconds since 1970.
+  // When the certificate of new connections expires, in seconds since 1970.
   int64_t certificate_end() const;
 
   // Takes over files that have changed since they were read and did not change between two calls: certificate and key

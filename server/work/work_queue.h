@@ -7,9 +7,9 @@
 
 namespace dovetail::server {
 
-// A few threads that do what would hold up an I/O thread: parsing, rendering, tokenising. Which task is next is
-// FairQueue's to say; the queue is bounded, and a caller that is refused answers that the server is busy. What a task
-// holds ends with it, and never under the queue's lock.
+// A few threads that do what would hold up an I/O thread: parsing, rendering, tokenising. FairQueue decides which task
+// is next. The queue is bounded, and a caller that is refused answers that the server is busy. What a task holds ends
+// with it, and never under the queue's lock.
 // Threads: thread-safe; a task must not call Stop().
 class WorkQueue {
  public:
