@@ -11,6 +11,7 @@ namespace dovetail::control {
 // says in one line why there are none.
 // Threads: thread-safe.
 absl::Status GpuLinksBuilt();
+// Threads: thread-safe; what it returns is reactor-owned, as transport::DeviceLinks.
 absl::StatusOr<std::unique_ptr<transport::DeviceLinks>> MakeGpuLinks(
     std::function<absl::StatusOr<void*>(void* list, unsigned index)> resolve);
 

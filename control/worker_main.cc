@@ -252,7 +252,7 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinOnce(
   return client;
 }
 
-// How long to try again after such an end of JoinOnce(). Refusals are final, but for what this worker's own former
+// How long to try again after such an end of JoinOnce(). Refusals are final, except for what this worker's own former
 // incarnation takes until its lease has run out: its name, and its place in a full cluster.
 absl::Duration WorkerMain::PatienceWith(const absl::Status& refusal) const {
   if (absl::IsUnavailable(refusal)) return was_member_ ? absl::InfiniteDuration() : options_.join_timeout;

@@ -15,7 +15,7 @@ constexpr int64_t kRunsPerThread = 8, kMaxRunItems = 16;
 int Padded(int n) { return (n + 15) / 16 * 16; }
 size_t RoundUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The rows of one block of one head, but for its history; or of the state alone.
+// The rows of one block of one head, without its history; or of the state alone.
 struct BlockRows {
   std::byte* rows[Layout::kHistory][Layout::kMaxRows];
 

@@ -19,7 +19,7 @@ namespace {
 constexpr char kDrained[] = "drained";      // the one end after which a worker does not join again
 constexpr size_t kDrainedProcesses = 1024;  // remembered
 
-// Of two tables that are equal but for the type in which linear states are kept: theirs, and ours.
+// Of two tables that are equal except for the type in which linear states are kept: theirs, and ours.
 std::optional<std::pair<DType, DType>> StateTypesThatDiffer(const proto::AttentionTable& theirs,
                                                             const proto::AttentionTable& ours) {
   std::optional<std::pair<DType, DType>> types;
@@ -335,8 +335,8 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
   ServeWhoCan(actions);  // members that waited for its connection no longer have to
 }
 
-// Suspicion shortens the lease at once. A member that is heard all the same and has nothing else to do has a limit,
-// too.
+// Suspicion shortens the lease at once. A member whose heartbeats come all the same and that has nothing else to do has
+// a limit, too.
 bool ControlMembers::LateForTooLong(Member& member, absl::Time now) const {
   member.suspected = true;
   if (AtWork(member) || now - member.late_at > kLateIsOneStory) member.late_since = now;

@@ -178,7 +178,7 @@ class Up {
     return absl::OkStatus();
   }
 
-  // --exchange device is for those who have a GPU.
+  // --exchange device is for roles that have a GPU.
   std::string ExchangeOn(const std::string& device) const { return device == "cpu" ? "auto" : flags_.exchange; }
 
   std::vector<std::string> ComputeWorkerWords(const std::string& name, int threads) const {

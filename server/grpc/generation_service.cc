@@ -243,7 +243,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     return &reactor;
   }
 
-  // A call in the queue. However its task ends the call hears of it: one that is dropped was cancelled, or the server
+  // A call in the queue. However its task ends, the call is told: one that is dropped was cancelled, or the server
   // stops. Of one thread at a time.
   template <typename Request>
   class Reading {

@@ -5,7 +5,7 @@
 namespace dovetail::server {
 namespace {
 
-// As OpenTelemetry's TraceIdRatioBased: the lower half of the id decides, so that all who see the trace agree.
+// As OpenTelemetry's TraceIdRatioBased: the lower half of the id decides, so that all that see the trace agree.
 bool Sampled(uint64_t trace_low, double rate) { return std::ldexp(static_cast<double>(trace_low >> 11), -53) < rate; }
 
 }  // namespace

@@ -15,8 +15,8 @@ __device__ __forceinline__ float Half(const void* base, int64_t at) {
   return __half2float(static_cast<const __half*>(base)[at]);
 }
 
-// Eight elements of a row from `column` on, a multiple of 8. They lie in one lane's chunk, but for groups of 16, where
-// two lanes have four each.
+// Eight elements of a row from `column` on, a multiple of 8. They lie in one lane's chunk, except for groups of 16,
+// where two lanes have four each.
 template <QuantKind kKind>
 __device__ __forceinline__ void LoadEight(const QuantMatrix& w, int row, int column, float (&x)[8]) {
   constexpr QuantTraits kTraits = TraitsOf(kKind);

@@ -107,7 +107,7 @@ class XmlArguments : public ArgumentReader {
     return read + end + marks_.value_end.size();
   }
 
-  // A string goes out as it comes, but for what may be its end; whole characters, so that it can be escaped.
+  // A string goes out as it comes, except for what may be its end; whole characters, so that it can be escaped.
   size_t Unfinished(std::string_view text, bool last, std::string& json) {
     if (state_ == State::kOther) {
       if (!last) return 0;
