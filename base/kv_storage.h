@@ -13,7 +13,8 @@ enum class KvStorage : uint8_t {
   kInt8 = 2,    // 8 bits and a scale for each token and KV head, of K and of V. On CPUs
 };
 
-// As --kv-cache-dtype has it; "as sent" for kAsSent. Pure.
+// As --kv-cache-dtype has it; "as sent" for kAsSent.
+// Threads: pure.
 constexpr std::string_view Name(KvStorage storage) {
   return storage == KvStorage::kE4M3 ? "fp8_e4m3" : storage == KvStorage::kInt8 ? "int8" : "as sent";
 }

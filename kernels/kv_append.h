@@ -8,12 +8,11 @@
 
 namespace dovetail::kernels {
 
-// Writes k and v of `rows` new tokens at positions first_position.. into the KV blocks of one
-// sequence shard, for all its KV heads. k, v: [rows][kv_heads][key_dim],
-// [rows][kv_heads][value_dim] in the wire's type, already rounded by the sender; storage of 8 bits rounds them once
-// more, each token and head by itself (kv_eight_bits.h). The table must name the
-// blocks of every position written; nothing else of a block changes, so repeating an append is
-// harmless.
+// Writes k and v of `rows` new tokens at positions first_position.. into the KV blocks of one sequence shard, for all
+// its KV heads. The table must name the blocks of every position written. Nothing else of a block changes, so repeating
+// an append is harmless.
+// Shapes: k [rows][kv_heads][key_dim], v [rows][kv_heads][value_dim], in the wire's type, already rounded by the
+// sender; storage of 8 bits rounds them once more, each token and head by itself (kv_eight_bits.h).
 struct KvAppendItem {
   const void* k = nullptr;
   const void* v = nullptr;

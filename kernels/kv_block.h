@@ -17,10 +17,11 @@ namespace dovetail::kernels {
 // vector:
 //   f32, f16: [4 groups][key_dim][16 tokens]            bf16: [4 groups][key_dim / 2][16 tokens][2]
 //   (pairs, for vdpbf16ps); E4M3 and int8 likewise
-// V lies row by row: [64 tokens][value_stride], value_stride = value_dim rounded up to 16 elements;
-// the padding is never read into a result. Int8 has V in pairs of tokens, [32 pairs][value_stride][2], and after it the
-// scales in bf16: those of the keys [64 tokens], then those of the values. A block begins on a 64-byte boundary; K and
-// V take multiples of 64 bytes. Immutable, a value.
+// V lies row by row: [64 tokens][value_stride], value_stride = value_dim rounded up to 16 elements; the padding is
+// never read into a result. Int8 has V in pairs of tokens, [32 pairs][value_stride][2], and after it the scales in
+// bf16: those of the keys [64 tokens], then those of the values. A block begins on a 64-byte boundary; K and V take
+// multiples of 64 bytes.
+// Threads: thread-compatible; a value.
 struct KvBlockLayout {
   int key_dim = 0;             // even, 2..256
   int value_dim = 0;           // even, 2..256; may differ from key_dim

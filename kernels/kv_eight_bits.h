@@ -11,7 +11,8 @@ namespace dovetail::kernels {
 // Storing what was read gives the same bytes and the same scale, also where it was rounded to bfloat16 in between
 // (tests/kernels/kv_eight_bits_test.cc tries every scale and every code). For int8 this is what the scales are chosen
 // for: an octave has four of them, 1, 1.25, 1.5 and 1.75 times a power of two.
-// Threads: pure. Allocate nothing.
+// Threads: pure.
+// Memory: allocate nothing.
 
 // The code of the E4M3 number next to x, ties to even: 448 where |x| is larger, NaN (0x7f) for NaN.
 uint8_t ToE4M3(float x);

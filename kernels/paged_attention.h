@@ -12,29 +12,25 @@ namespace dovetail::kernels {
 
 // Softmax attention of a few new tokens per sequence over the KV blocks of one shard of that sequence.
 //
-// Row r of an item is the query token at position p = first_position + r (one in decode, k in
-// verification, hundreds in a prefill chunk). Over the positions t of the shard that it may see (t
-// <= p, and p - t < window if window > 0), with group = q heads / kv heads:
-//   s_t = scale * <q[r,h], k[t, h/group]>     m = max s_t     l = sum exp(s_t - m)     o = sum
-//   exp(s_t - m) v[t, h/group]
-// summed per aligned segment of 64 tokens and merged in the tree of segment_tree.h. Partials are
-// *unnormalised*: (o, m, l) stands for o / l. A device whose partials are normalised (o / l with m
-// = log-sum-exp and l = 1) speaks the same format.
-//   An item that holds all its sequence's tokens gets o / l, rounded to the wire type; a sink logit
-//   joins l once, at the end of the tree. An item of a token shard gets the maximal aligned
-//   subtrees of what each row sees, as f32 (merge_partials.h says how to join them). A row that
-//   sees nothing: no subtrees; in an item that holds everything, o = 0.
+// Row r of an item is the query token at position p = first_position + r (one in decode, k in verification, hundreds in
+// a prefill chunk). Over the positions t of the shard that it may see (t <= p, and p - t < window if window > 0), with
+// group = q heads / kv heads:
+//   s_t = scale * <q[r,h], k[t, h/group]>
+//   m = max s_t     l = sum exp(s_t - m)     o = sum exp(s_t - m) v[t, h/group]
+// summed per aligned segment of 64 tokens and merged in the tree of segment_tree.h. Partials are *unnormalised*:
+// (o, m, l) stands for o / l. A device whose partials are normalised (o / l with m = log-sum-exp and l = 1) speaks the
+// same format.
+//   An item that holds all its sequence's tokens gets o / l, rounded to the wire type. A sink logit joins l once, at
+//   the end of the tree. A row that sees nothing gets o = 0.
+//   An item of a token shard gets the maximal aligned subtrees of what each row sees, as f32 (merge_partials.h says how
+//   to join them). A row that sees nothing gets no subtrees.
 // Keys arrive rotated: this op knows no position encoding. q and o have the wire's type, and so have K and V, unless
 // their storage is of 8 bits. E4M3 gives the bits that bf16 blocks of the same values give. With int8, q is rounded to
 // 16 bits with one scale for the row and head, and the weights of a segment to 16 bits; sums over products are exact.
 //
-// Determinism: the bits of a row's output depend on its q, on the K and V it sees, on absolute
-// positions and on the ISA; never on other rows, q_rows, chunking, shards, the pool or how often
-// AttendComplete was called. Only bf16 and E4M3 differ between ISAs (ops_table.h).
-//
 // Numbers: the bits of a row's output depend on its q, on the K and V it sees, on absolute positions and on the ISA;
-// never on other rows, q_rows, chunking, shards, the pool or how often AttendComplete was called. Only bf16 differs
-// between ISAs (ops_table.h).
+// never on other rows, q_rows, chunking, shards, the pool or how often AttendComplete was called. Only bf16 and E4M3
+// differ between ISAs (ops_table.h).
 // Errors:  kInvalidArgument, naming the item and the field, before anything is written; kResourceExhausted if the
 // scratch is too small.
 // Threads: thread-compatible; runs on the caller and the pool, returns when done.

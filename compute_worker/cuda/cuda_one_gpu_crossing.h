@@ -12,6 +12,8 @@ namespace dovetail::compute {
 // OnOneGpu: payloads are the batch's tensors themselves, and what the attention worker answers is memory of the same
 // GPU. New K and V go where that worker says, if it does. Marks in the stream say how long layers and attention take,
 // in steps whose launches are not recorded.
+// Errors: kInternal: the device is lost.
+// Threads: reactor-owned, as CudaDense.
 class CudaOneGpuCrossing final : public CudaCrossing {
  public:
   // All outlive it.

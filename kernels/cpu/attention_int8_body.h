@@ -4,6 +4,7 @@
 // the scales. The weights of a segment, exp(s - m) times the scale of the token's values, are 16-bit numbers and a
 // scale likewise. So every sum over dimensions and over tokens is exact, whatever its order: both ISAs give the same
 // bits, and a token that a row does not see weighs 0.
+// Threads: reentrant.
 #pragma once
 #include "kernels/cpu/attention_body.h"
 #include "kernels/cpu/simd_eight_bits.h"

@@ -1,5 +1,6 @@
 // Elements of 8 bits for the code on F32x16: E4M3 as floats, and products of 16-bit numbers summed in 32 bits, which
 // are exact, so the same on both ISAs. Included by the files of one ISA only, after simd.h.
+// Threads: pure.
 #pragma once
 #include "kernels/cpu/simd.h"
 

@@ -4,7 +4,6 @@ namespace dovetail::kernels::reference {
 
 // activation.h on one element, in double precision.
 // Threads: pure.
-// Threads: pure.
 double SiluMul(double gate, double up);
 double GeluMul(double gate, double up);
 double ReluMul(double gate, double up);

@@ -6,7 +6,6 @@ namespace dovetail::kernels::reference {
 
 // rms_norm.h on one vector, in double precision. residual may be empty.
 // Threads: pure.
-// Threads: pure.
 std::vector<double> RmsNorm(std::span<const float> x, std::span<const float> residual, std::span<const float> weight,
                             double eps);
 

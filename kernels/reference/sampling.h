@@ -8,7 +8,6 @@ namespace dovetail::kernels::reference {
 
 // sampling.h by full sorts and plain loops in double precision. Arguments must satisfy sampling.h's checks.
 // Threads: pure.
-// Threads: pure.
 struct Distribution {
   std::vector<double> z;      // processed logits over temperature; -inf where banned (greedy: the processed logits)
   std::vector<int32_t> kept;  // ids that can be drawn, ascending
