@@ -9,7 +9,8 @@
 namespace dovetail::cli {
 
 // A model's readers call a file by its base name, as a server's clients may see. On the command line an error says the
-// path that was given, whole: in place of its base name, or in front of what lies in it. OK stays OK. Pure.
+// path that was given, whole: in place of its base name, or in front of what lies in it. OK stays OK.
+// Threads: pure.
 inline absl::Status OfWholePath(const absl::Status& status, const std::string& path) {
   if (status.ok()) return status;
   const std::filesystem::path given(path);

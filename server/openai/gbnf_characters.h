@@ -6,7 +6,8 @@
 
 #include "server/openai/gbnf_rules.h"
 
-// Characters as terminals of a grammar (gbnf_rules.h), in the notation of the compiler. Pure; thread-safe.
+// Characters as terminals of a grammar (gbnf_rules.h), in the notation of the compiler.
+// Threads: pure.
 
 namespace dovetail::server::gbnf {
 

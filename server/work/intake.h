@@ -7,7 +7,8 @@ namespace dovetail::server {
 
 // What the APIs of a server share, so that one limit holds for all of them: the requests that wait to be read, those
 // that then wait for their grammar to be compiled, and what each tenant has in the engine; and what each tenant finds
-// in the prefix cache. Shared by them; it must outlive whatever has tasks in the queue. Thread-safe.
+// in the prefix cache. Shared by them; it must outlive whatever has tasks in the queue.
+// Threads: thread-safe.
 struct Intake {
   Intake(int threads, const WorkLimits& limits) : grammars(1, limits), queue(threads, limits) {}
 
