@@ -6,6 +6,7 @@
 
 // How far a step has got that is a rank of a prefill group, in the exchange by which it sees tokens of the others.
 // Values of ComputeWorkerCore, whose ring_of_step.cc, switch_of_step.cc and pass_q_of_step.cc change them.
+// Threads: thread-compatible.
 
 namespace dovetail::compute {
 
