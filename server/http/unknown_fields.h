@@ -10,7 +10,8 @@ namespace dovetail::server {
 
 // Says in the log which fields of requests nothing here knows, so that none is ignored without a word: each name once,
 // a warning each, for completions and chats in OpenAI's and llama-server's form. What would change an answer under a
-// name that is known elsewhere is refused before (unsupported_fields.h). Threads: thread-safe
+// name that is known elsewhere is refused before (unsupported_fields.h).
+// Threads: thread-safe.
 class UnknownFields {
  public:
   static constexpr size_t kMaxNames = 100;     // that are told
