@@ -79,6 +79,10 @@ TEXT = re.compile(r'(\.(h|cc|cu|cuh|cmake|txt|py|sh|md|json|proto|yaml|yml)|(^|/
 SKIPPED = re.compile(r'^(tests/data/|tests/fuzz/corpus/|tests/golden/data/|tests/tidy/)')
 FOREIGN = re.compile(r'\.(md|json|proto|yaml|yml|svg|html|css|js)$')  # no line or column limits
 
+# A header of the product that declares one of these says which threads may call it (docs/ARCHITECTURE.md).
+DECLARES = re.compile(r'^(class|struct) \w[^;]*$|^(?!#|//|using|namespace|static_assert)[A-Za-z].*\w\(')
+THREADS = re.compile(r'^\s*//\s*Threads:\s+\S')
+
 UNFINISHED = re.compile(r'\b(TODO|FIXME|XXX|HACK)\b')
 MACHINE = re.compile(r'(^|[\s"\'=(:,\[])/(work|root|home|mnt|Users|tmp/build[\w-]*)/\w')
 REGISTRY = re.compile(r'--(extra-)?index-url|PIP_(EXTRA_)?INDEX_URL|https?://[^/\s]*(artifactory|nexus|registry|mirror|\.internal|\.corp\b)')
@@ -162,6 +166,10 @@ def check_source(path, lines):
         directives = [line.strip() for line in lines if line.lstrip().startswith('#')]
         if not directives or directives[0] != '#pragma once':
             yield 1, 'a header begins with #pragma once'
+        declared = next((number for number, line in enumerate(lines, 1) if DECLARES.search(line)), None)
+        product = path.split('/')[0] not in ('tests', 'bench', 'cmake')
+        if product and declared and not any(THREADS.match(line) for line in lines):
+            yield declared, 'no line "// Threads:" says which threads may call this (docs/ARCHITECTURE.md has the words)'
 
 
 def check_text(path, lines, long_allowed):

@@ -52,6 +52,15 @@ class TidyTest(unittest.TestCase):
         self.assertEqual(tidy.cycle(tidy.ALLOWED), [])
         self.assertEqual(tidy.cycle({'a': ['b'], 'b': ['c/core'], 'c': [], 'c/core': ['a']}), ['a', 'b', 'c', 'a'])
 
+    def test_headers_say_which_threads_may_call(self):
+        self.assert_found('base/clock.h', HEADER + 'class Clock {\n};\n', 'Threads')
+        self.write('base/clock.h', HEADER)
+        self.assert_found('base/trace.h', HEADER + 'int Spans(const char* name);\n', 'Threads')
+        self.write('base/trace.h', HEADER + '// Spans of a trace.\n// Threads: pure.\nint Spans(const char* name);\n')
+        self.write('base/limits.h', HEADER + 'inline constexpr int kMost = 8;\n')
+        self.write('tests/support/clock.h', HEADER + 'class FakeClock {\n};\n')
+        self.assertEqual(self.found(), [])
+
     def test_broken_edges(self):
         for path, header in [('base/log.cc', 'proto/frame.h'), ('proto/placement.cc', 'kernels/gemm.h'),
                              ('kernels/cpu/gemm.cc', 'proto/frame.h'), ('transport/inproc/fabric.cc', 'kernels/gemm.h'),
