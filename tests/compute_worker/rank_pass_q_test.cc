@@ -44,7 +44,7 @@ Event AnswerFrom(int from, int to, int op, const std::vector<Position>& cuts, ui
 }
 
 template <typename T>
-std::vector<std::pair<int, int>> SentOf(const std::vector<FakeRank::ToRank>& sent) {  // op and to whom
+std::vector<std::pair<int, int>> SentOf(const std::vector<FakeRank::ToRank>& sent) {  // op and receiver
   std::vector<std::pair<int, int>> all;
   for (const FakeRank::ToRank& one : sent)
     if (const auto* event = std::get_if<T>(&one.event)) all.emplace_back(event->op, one.rank);
