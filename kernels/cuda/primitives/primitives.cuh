@@ -39,6 +39,10 @@ __device__ __forceinline__ void BarrierWait(uint32_t bar, uint32_t parity) {
   while (!BarrierTest(bar, parity)) {
   }
 }
+// Arrives once this thread's copies so far have landed; counts as one of the barrier's arrivals.
+__device__ __forceinline__ void BarrierArriveAfterCopies(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+}
 
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void BarrierArriveExpect(uint32_t bar, uint32_t bytes) {
@@ -56,10 +60,6 @@ __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from, uint32_t
 #else
 __device__ __forceinline__ void ChunkCopy(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-// Arrives once this thread's copies so far have landed; counts as one of the barrier's arrivals.
-__device__ __forceinline__ void BarrierArriveAfterCopies(uint32_t bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 }
 #endif
 

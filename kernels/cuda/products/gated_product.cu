@@ -9,12 +9,14 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cuda/primitives/clusters.cuh"
 #include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/primitives.cuh"
 #include "kernels/cuda/primitives/quads.cuh"
 #include "kernels/cuda/primitives/warpgroup_products.cuh"
 #include "kernels/cuda/primitives/wide_wgmma.cuh"
 #include "kernels/cuda/primitives/wire.cuh"
+#include "kernels/cuda/products/tensor_map.h"
 #include "kernels/cuda/rows/gated_activation.cuh"
 
 // One thread block a multiprocessor. A tile of the result is 128 rows of x by some columns, for which the block reads
@@ -28,7 +30,7 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr int kStep = 64;  // columns of x and w at a time
+constexpr int kStep = kMapColumns;  // of x and w at a time
 constexpr int kRowBytes = 2 * kStep;
 constexpr int kGroups = 2, kGroupThreads = 128;
 constexpr int kThreads = (kGroups + 1) * kGroupThreads;
@@ -61,47 +63,6 @@ struct Shape {
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
-
-__device__ __forceinline__ uint32_t ClusterRank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// All threads of all thread blocks of the cluster.
-__device__ __forceinline__ void ClusterMeets() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// At the barrier that lies at the same place in thread block `rank`, which brings nothing but the news that products
-// have been done: a release to the whole cluster would cost a fence of the GPU.
-__device__ __forceinline__ void ArriveAt(uint32_t bar, uint32_t rank) {
-  asm volatile(
-      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar),
-      "r"(rank)
-      : "memory");
-}
-// What is read once and what all thread blocks read.
-__device__ __forceinline__ uint64_t EvictFirst() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ uint64_t EvictLast() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// A box of the map from (column, row) on, to the same place in all thread blocks of `mask`, each of which is told. What
-// lies outside of the matrix is zero.
-__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map, int column, int row, uint32_t bar,
-                                        uint32_t mask, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-      "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-      "l"(&map), "r"(column), "r"(row), "r"(bar), "h"(static_cast<uint16_t>(mask)), "l"(policy)
-      : "memory");
-}
 
 struct Ring {
   uint32_t stages, full, empty;  // addresses
@@ -274,31 +235,6 @@ __global__ void __launch_bounds__(kThreads, 1) GatedProductKernel(const __grid_c
 #endif
 }
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Encode FindEncode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-  return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-}
-
-// Boxes of kStep columns by box_rows, their rows as wgmma takes them.
-bool MakeMap(const void* matrix, GemmType type, int64_t rows, int64_t columns, int64_t stride, int box_rows,
-             CUtensorMap& map) {
-  static const Encode encode = FindEncode();
-  if (encode == nullptr) return false;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t steps[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[2] = {kStep, static_cast<cuuint32_t>(box_rows)}, every[2] = {1, 1};
-  const CUtensorMapDataType element =
-      type == GemmType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return encode(&map, element, 2, const_cast<void*>(matrix), sizes, steps, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 // A kernel of some width, and how many thread blocks take how many rounds.
 struct Variant {
   void (*kernel)(GatedLaunch) = nullptr;
@@ -378,8 +314,8 @@ int Launch(const GatedProductCall& call, const DeviceLimits& device, void* strea
   // Of what all multiprocessors could do in that time, most must be used.
   if (best.rounds == 0 || best.time() * device.multiprocessors * 4 > call.n * row_tiles * 5) return kProductRefused;
   GatedLaunch launch;
-  if (!MakeMap(call.x, call.type, call.m, call.k, call.x_stride, kBoxRows, launch.x) ||
-      !MakeMap(call.w, call.type, 2 * call.n, call.k, call.w_stride, best.width, launch.w))
+  if (!MakeRowsMap({call.x, call.type, call.m, call.k, call.x_stride}, kBoxRows, launch.x) ||
+      !MakeRowsMap({call.w, call.type, 2 * call.n, call.k, call.w_stride}, best.width, launch.w))
     return kProductRefused;
   launch.y = call.y;
   launch.y_stride = call.y_stride;
