@@ -9,6 +9,7 @@
 #include "compute_worker/cuda/fuse.h"
 #include "compute_worker/cuda/lower.h"
 #include "compute_worker/cuda/weight_names.h"
+#include "kernels/cuda/experts/expert_ops.h"
 
 namespace dovetail::compute {
 
@@ -53,7 +54,8 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
 absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::SharedGpu* shared_gpu) {
   kernels::cuda::CudaDevice& device = model_.device();
   DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps()));
-  runner_ = std::make_unique<LaunchRunner>(model_, *product_);
+  DT_ASSIGN_OR_RETURN(const bool groups, kernels::cuda::GroupsProducts(stream_));
+  runner_ = std::make_unique<LaunchRunner>(model_, *product_, groups);
   DT_RETURN_IF_ERROR(LowerSteps());
   most_rows_ = options.max_step_tokens;
   const int64_t rows = most_rows_ + kProductRowStep;

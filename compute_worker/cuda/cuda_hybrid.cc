@@ -83,7 +83,7 @@ absl::Status CudaHybrid::Allocate() {
 absl::Status CudaHybrid::AllocateExperts() {
   const int64_t pairs = shape_.rows * widths_.chosen, rows = shape_.rows;
   if (widths_.experts == 0) return absl::OkStatus();
-  const int64_t tiles = std::min(pairs, widths_.experts + pairs / kFewTileRows);
+  const int64_t tiles = std::min(pairs, widths_.experts + pairs / kernels::cuda::kFewTileRows);
   DT_ASSIGN_OR_RETURN(chosen_, device_.Allocate(pairs * sizeof(int32_t)));
   DT_ASSIGN_OR_RETURN(route_weight_, device_.Allocate(pairs * sizeof(float)));
   DT_ASSIGN_OR_RETURN(slot_, device_.Allocate(pairs * sizeof(int32_t)));

@@ -60,10 +60,26 @@ bool GateProduct(LaunchList& list, size_t at, const FuseFor&) {
   return true;
 }
 
+// The products of all gated experts' halves, and their activation.
+bool GateExperts(LaunchList& list, size_t at, const FuseFor&) {
+  const auto* const product = RecordAt<ExpertProductRecord>(list, at);
+  const auto* const activation = RecordAt<MlpActivationRecord>(list, at + 1);
+  if (product == nullptr || activation == nullptr) return false;
+  const bool is_gate_up = activation->gate_up == product->y && product->n == 2 * activation->size &&
+                          activation->times == product->chosen && product->y_is_f32 == 0;
+  const bool is_known =
+      activation->kind == kernels::cuda::MlpKind::kSilu || activation->kind == kernels::cuda::MlpKind::kGeluTanh;
+  if (!is_gate_up || !is_known || product->may_group == 0) return false;
+  list[at].record = GatedExpertsRecord{*product, *activation};
+  Erase(list, at + 1);
+  return true;
+}
+
 constexpr FusionRule kRules[] = {
     {"a product adds to x", SumIntoX},
     {"the next norm sums a product's parts", SumInNorm},
     {"a gated MLP's first half is one kernel", GateProduct},
+    {"the first half of gated experts is one kernel", GateExperts},
 };
 
 }  // namespace

@@ -249,14 +249,21 @@ struct RouteRecord {
 struct PlaceExpertsRecord {
   Place expert, slot, member, tiles;
   int32_t experts = 0, chosen = 0;
+  int64_t may_group = 0;  // kGroupedTileRows fit the products (expert_ops.h)
 };
 struct ExpertProductRecord {
   Place x, member, y, tiles;
   WeightName w;  // with its bias
   int64_t n = 0, k = 0;
+  int64_t may_group = 0;
   int32_t experts = 0, chosen = 0;
   WireType type = WireType::kBF16;
   int32_t y_is_f32 = 0;
+};
+// The products of all gated experts' halves, and their activation: one kernel where tiles have kGroupedTileRows.
+struct GatedExpertsRecord {
+  ExpertProductRecord product;
+  MlpActivationRecord activation;
 };
 struct ExpertSumRecord {
   Place y, slot, weight, out;
@@ -276,6 +283,6 @@ using LaunchRecord =
     std::variant<ProductRecord, NormRecord, CombineRecord, CopyRecord, ClearRecord, GatedActivationRecord,
                  MlpActivationRecord, GatedProductRecord, HeadsRecord, SeamRecord, StateInputsRecord, StateGatesRecord,
                  OutputGateRecord, JoinKeysRecord, RouteRecord, PlaceExpertsRecord, ExpertProductRecord,
-                 ExpertSumRecord, GatedAddRecord>;
+                 GatedExpertsRecord, ExpertSumRecord, GatedAddRecord>;
 
 }  // namespace dovetail::compute

@@ -22,9 +22,10 @@ int64_t PaddedRows(int64_t rows) {
   return (rows + kProductRowStep - 1) / kProductRowStep * kProductRowStep;
 }
 
-int ExpertTileRows(int64_t pairs, int64_t experts) {
-  constexpr int kManyTileRows = 64;
-  return pairs / experts >= 24 ? kManyTileRows : kFewTileRows;  // where experts have about as many
+int ExpertTileRows(int64_t pairs, int64_t experts, bool groups) {
+  constexpr int64_t kGroupsFrom = 32, kManyFrom = 24;  // rows of an expert, where experts have about as many
+  if (groups && pairs / experts >= kGroupsFrom) return kernels::cuda::kGroupedTileRows;
+  return pairs / experts >= kManyFrom ? kernels::cuda::kManyTileRows : kernels::cuda::kFewTileRows;
 }
 
 const float* LaunchRunner::Vector(const WeightName& name) const {

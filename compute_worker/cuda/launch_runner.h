@@ -14,9 +14,9 @@ namespace dovetail::compute {
 inline constexpr int64_t kProductRowStep = 8;
 int64_t PaddedRows(int64_t rows);
 
-// How many rows of one expert a tile has, where experts share so many pairs (row, choice); the fewest is kFewTileRows.
-inline constexpr int kFewTileRows = 16;
-int ExpertTileRows(int64_t pairs, int64_t experts);
+// How many rows of one expert a tile has, where experts share so many pairs (row, choice). `groups`: it may have
+// kGroupedTileRows.
+int ExpertTileRows(int64_t pairs, int64_t experts, bool groups);
 
 // Enqueues launches that are records: names become addresses of the batch's memory and of the model's weights, rows are
 // the batch's. One function a record, and none decides anything but what depends on the rows.
@@ -25,7 +25,9 @@ int ExpertTileRows(int64_t pairs, int64_t experts);
 // Threads: reactor-owned, as CudaDense.
 class LaunchRunner {
  public:
-  LaunchRunner(const CudaModel& model, kernels::cuda::CudaProduct& product) : model_(model), product_(product) {}
+  // `groups`: the device multiplies tiles of kGroupedTileRows (GroupsProducts).
+  LaunchRunner(const CudaModel& model, kernels::cuda::CudaProduct& product, bool groups)
+      : model_(model), product_(product), groups_(groups) {}
 
   // In the batch's stream. `parts` and `arriving` as CudaCrossing::Arrive takes them.
   absl::Status Run(std::span<const Launch> launches, const std::vector<WorkerPart>& parts, const void* arriving,
@@ -49,6 +51,7 @@ class LaunchRunner {
   absl::Status Start(const RouteRecord& record, CudaBatch& batch) const;
   absl::Status Start(const PlaceExpertsRecord& record, CudaBatch& batch) const;
   absl::Status Start(const ExpertProductRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const GatedExpertsRecord& record, CudaBatch& batch) const;
   absl::Status Start(const ExpertSumRecord& record, CudaBatch& batch) const;
   absl::Status Start(const GatedAddRecord& record, CudaBatch& batch) const;
 
@@ -58,9 +61,11 @@ class LaunchRunner {
   const CudaStep& StepOf(const WeightName& name) const { return model_.steps()[static_cast<size_t>(name.step)]; }
   const float* Vector(const WeightName& name) const;  // null for kNone
   kernels::cuda::GemmType gemm_type() const;
+  kernels::cuda::ExpertGemmLaunch LaunchOf(const ExpertProductRecord& record, CudaBatch& batch) const;
 
   const CudaModel& model_;
   kernels::cuda::CudaProduct& product_;
+  const bool groups_;
 };
 
 }  // namespace dovetail::compute

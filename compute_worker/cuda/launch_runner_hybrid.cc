@@ -116,12 +116,12 @@ absl::Status LaunchRunner::Start(const PlaceExpertsRecord& record, CudaBatch& ba
   place.pairs = static_cast<int32_t>(batch.rows * record.chosen);
   place.chosen = record.chosen;
   place.experts = record.experts;
-  place.tile_rows = ExpertTileRows(place.pairs, place.experts);
+  place.tile_rows = ExpertTileRows(place.pairs, place.experts, groups_ && record.may_group != 0);
   place.most_tiles = kernels::cuda::MostExpertTiles(place.pairs, place.experts, place.tile_rows);
   return kernels::cuda::PlaceExperts(batch.stream(), place);
 }
 
-absl::Status LaunchRunner::Start(const ExpertProductRecord& record, CudaBatch& batch) const {
+kernels::cuda::ExpertGemmLaunch LaunchRunner::LaunchOf(const ExpertProductRecord& record, CudaBatch& batch) const {
   const CudaStep& step = StepOf(record.w);
   const int64_t pairs = batch.rows * record.chosen;
   kernels::cuda::ExpertGemmLaunch product;
@@ -133,11 +133,29 @@ absl::Status LaunchRunner::Start(const ExpertProductRecord& record, CudaBatch& b
   product.type = record.type;
   product.y_is_f32 = record.y_is_f32;
   product.tiles = Of<kernels::cuda::ExpertTile>(record.tiles, batch);
-  product.tile_rows = ExpertTileRows(pairs, record.experts);
+  product.tile_rows = ExpertTileRows(pairs, record.experts, groups_ && record.may_group != 0);
   product.most_tiles = kernels::cuda::MostExpertTiles(pairs, record.experts, product.tile_rows);
   product.n = static_cast<int32_t>(record.n);
   product.k = static_cast<int32_t>(record.k);
-  return kernels::cuda::MultiplyExperts(batch.stream(), product);
+  product.experts = record.experts;
+  return product;
+}
+
+absl::Status LaunchRunner::Start(const ExpertProductRecord& record, CudaBatch& batch) const {
+  return kernels::cuda::MultiplyExperts(batch.stream(), LaunchOf(record, batch));
+}
+
+absl::Status LaunchRunner::Start(const GatedExpertsRecord& record, CudaBatch& batch) const {
+  kernels::cuda::ExpertGemmLaunch product = LaunchOf(record.product, batch);
+  if (product.tile_rows == kernels::cuda::kGroupedTileRows && product.bias == nullptr) {
+    product.y = batch.MutableAt(record.activation.out);
+    product.activation = record.activation.kind == kernels::cuda::MlpKind::kSilu
+                             ? kernels::cuda::ExpertActivation::kSilu
+                             : kernels::cuda::ExpertActivation::kGeluTanh;
+    return kernels::cuda::MultiplyExperts(batch.stream(), product);
+  }
+  DT_RETURN_IF_ERROR(kernels::cuda::MultiplyExperts(batch.stream(), product));
+  return Start(record.activation, batch);
 }
 
 absl::Status LaunchRunner::Start(const ExpertSumRecord& record, CudaBatch& batch) const {

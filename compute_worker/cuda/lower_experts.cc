@@ -1,6 +1,7 @@
 // Lowering of experts. Pairs (row, choice) are put in the order of their experts on the device; tiles of rows of one
 // expert are multiplied by thread blocks that look up which. Nothing comes back to the host.
 #include "compute_worker/cuda/lowering.h"
+#include "kernels/cuda/experts/expert_ops.h"
 
 namespace dovetail::compute {
 namespace {
@@ -69,7 +70,17 @@ void Lowering::AddRoute(const model::ExpertMlp& step) {
                           .member = At(Tensor::kMember),
                           .tiles = At(Tensor::kTiles),
                           .experts = experts,
-                          .chosen = step.chosen});
+                          .chosen = step.chosen,
+                          .may_group = MayGroup(experts)});
+}
+
+// Both products of a step have the same tiles.
+int64_t Lowering::MayGroup(int64_t experts) const {
+  for (const Weight weight : {Weight::kExpertGateUp, Weight::kExpertDown}) {
+    const WeightShape shape = ShapeOf(weight);
+    if (!kernels::cuda::GroupsProduct(shape.rows / experts, shape.cols)) return 0;
+  }
+  return 1;
 }
 
 // kPairOut by slot.
@@ -83,6 +94,7 @@ void Lowering::AddPairs(const model::ExpertMlp& step, Tensor in, int64_t width) 
                            .w = Name(Weight::kExpertGateUp),
                            .n = ShapeOf(Weight::kExpertGateUp).rows / experts,
                            .k = width,
+                           .may_group = MayGroup(experts),
                            .experts = experts,
                            .chosen = step.chosen,
                            .type = input_.type});
@@ -93,6 +105,7 @@ void Lowering::AddPairs(const model::ExpertMlp& step, Tensor in, int64_t width) 
                            .w = Name(Weight::kExpertDown),
                            .n = down.rows / experts,
                            .k = down.cols,
+                           .may_group = MayGroup(experts),
                            .experts = experts,
                            .chosen = step.chosen,
                            .type = input_.type,

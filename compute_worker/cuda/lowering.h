@@ -56,6 +56,7 @@ class Lowering {
   // lower_experts.cc
   void AddRoute(const model::ExpertMlp& step);
   void AddPairs(const model::ExpertMlp& step, Tensor in, int64_t width);
+  int64_t MayGroup(int64_t experts) const;
   void AddShared(const model::ExpertMlp& step);
 
   template <typename Record>

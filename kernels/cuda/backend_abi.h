@@ -144,6 +144,8 @@ struct Backend {
   int (*route)(const RouteLaunch* launch, void* stream);
   int (*place)(const PlaceLaunch* launch, void* stream);
   int (*expert_gemm)(const ExpertGemmLaunch* launch, void* stream);
+  bool (*grouped_product_runs)(const DeviceLimits* limits);  // tiles of kGroupedTileRows
+  int (*grouped_product)(const ExpertGemmLaunch* launch, void* stream);
   int (*expert_sum)(const ExpertSumLaunch* launch, void* stream);
   int (*quant_gemm)(const QuantGemmLaunch* launch, void* stream);  // cudaError_t or kQuantTooWide
   int (*quant_unpack)(const QuantUnpackLaunch* launch, void* stream);

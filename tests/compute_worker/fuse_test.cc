@@ -58,6 +58,7 @@ const FusionRule& Rule(std::string_view name) {
 const FusionRule& SumIntoX() { return Rule("a product adds to x"); }
 const FusionRule& SumInNorm() { return Rule("the next norm sums a product's parts"); }
 const FusionRule& GateProduct() { return Rule("a gated MLP's first half is one kernel"); }
+const FusionRule& GateExperts() { return Rule("the first half of gated experts is one kernel"); }
 
 // `list` after this rule alone.
 LaunchList After(const FusionRule& rule, LaunchList list, int parts = 2) {
@@ -150,6 +151,49 @@ TEST(GateProductRule, LeavesOtherActivationsAlone) {
   ExpectStays(GateProduct(), GateUp(), activation, "of another product");
   ExpectStays(GateProduct(), GateUp(), MlpActivationRecord{.gate_up = kGateUp, .out = kAct, .size = kIntermediate},
               "another activation");
+}
+
+ExpertProductRecord ExpertGateUp() {
+  return {.x = kH,
+          .member = {.tensor = Tensor::kMember},
+          .y = {.tensor = Tensor::kPairGateUp},
+          .tiles = {.tensor = Tensor::kTiles},
+          .w = {Weight::kExpertGateUp, 0},
+          .n = 2 * kIntermediate,
+          .k = kHidden,
+          .may_group = 1,
+          .experts = 4,
+          .chosen = 2};
+}
+MlpActivationRecord ExpertActivation() {
+  return {.gate_up = {.tensor = Tensor::kPairGateUp},
+          .out = {.tensor = Tensor::kPairAct},
+          .size = kIntermediate,
+          .times = 2};
+}
+
+TEST(GateExpertsRule, MakesProductAndActivationOneLaunch) {
+  const LaunchList before = {{0, NextNorm()}, {0, ExpertGateUp()}, {0, ExpertActivation()}, {0, Down()}};
+  const LaunchList after = {{0, NextNorm()}, {0, GatedExpertsRecord{ExpertGateUp(), ExpertActivation()}}, {0, Down()}};
+  EXPECT_EQ(WordsOf(After(GateExperts(), before)), WordsOf(after));
+}
+
+TEST(GateExpertsRule, LeavesOtherActivationsAlone) {
+  ExpertProductRecord product = ExpertGateUp();
+  product.may_group = 0;
+  ExpectStays(GateExperts(), product, ExpertActivation(), "tiles never have so many rows");
+  product = ExpertGateUp();
+  product.n = kIntermediate;
+  ExpectStays(GateExperts(), product, ExpertActivation(), "there is no gate");
+  MlpActivationRecord activation = ExpertActivation();
+  activation.kind = kernels::cuda::MlpKind::kClampedSwiglu;
+  ExpectStays(GateExperts(), ExpertGateUp(), activation, "the kernel has no such activation");
+  activation = ExpertActivation();
+  activation.gate_up = {.tensor = Tensor::kGateUp};
+  ExpectStays(GateExperts(), ExpertGateUp(), activation, "of another product");
+  activation = ExpertActivation();
+  activation.times = 1;
+  ExpectStays(GateExperts(), ExpertGateUp(), activation, "of other rows");
 }
 
 SmallModel TwoLayers() {

@@ -1,7 +1,9 @@
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "base/dtype.h"
+#include "kernels/cuda/experts/expert_launches.h"
 #include "kernels/cuda/products/gated_product.h"
 #include "kernels/cuda/products/gemm_lt.h"
 #include "kernels/cuda/products/skinny_gemm.h"
@@ -55,6 +57,41 @@ void MultiplyParts(const GemmCall& call) {
   }
 }
 
+float ActivationOf(ExpertActivation kind, float gate, float up) {
+  if (kind == ExpertActivation::kSilu) return gate / (1 + std::exp(-gate)) * up;
+  return 0.5f * gate * (1 + std::tanh(0.7978845608f * (gate + 0.044715f * gate * gate * gate))) * up;
+}
+
+// Of a slot's row, all n products.
+void MultiplySlot(const ExpertGemmLaunch& p, int expert, int slot, std::vector<float>& sums) {
+  const GemmType type = p.type == WireType::kBF16 ? GemmType::kBF16 : GemmType::kF16;
+  const int64_t row = p.member != nullptr ? p.member[slot] : slot;
+  sums.assign(p.n, 0);
+  for (int i = 0; i < p.n; ++i) {
+    double sum = p.bias != nullptr ? p.bias[int64_t{expert} * p.n + i] : 0;
+    for (int j = 0; j < p.k; ++j)
+      sum += double{Load(type, p.x, row * p.k + j)} * Load(type, p.w, (int64_t{expert} * p.n + i) * p.k + j);
+    sums[i] = static_cast<float>(sum);
+  }
+}
+
+void MultiplyGroups(const ExpertGemmLaunch& p) {
+  const GemmCall out{
+      .y = p.y, .type = p.type == WireType::kBF16 ? GemmType::kBF16 : GemmType::kF16, .y_is_f32 = p.y_is_f32};
+  std::vector<float> sums;
+  for (int t = 0; t < p.most_tiles; ++t) {
+    const ExpertTile& tile = p.tiles[t];
+    for (int slot = tile.first; slot < tile.first + tile.rows; ++slot) {
+      MultiplySlot(p, tile.expert, slot, sums);
+      const bool gated = p.activation != ExpertActivation::kNone;
+      const int width = gated ? p.n / 2 : p.n;
+      for (int i = 0; i < width; ++i)
+        StoreResult(out, int64_t{slot} * width + i,
+                    gated ? ActivationOf(p.activation, sums[i], sums[i + width]) : sums[i]);
+    }
+  }
+}
+
 }  // namespace
 
 int GemmOpen(int, size_t, void** gemm, char*, size_t) {
@@ -74,6 +111,11 @@ int GemmRun(void*, const GemmCall* call, void* stream) {
 }
 
 int LaunchGatedProduct(const GatedProductCall*, const DeviceLimits*, void*) { return kProductRefused; }
+bool GroupedProductRuns(const DeviceLimits*) { return true; }
+int LaunchGroupedProduct(const ExpertGemmLaunch* p, void* stream) {
+  emu::Do(static_cast<cudaStream_t>(stream), [p = *p] { MultiplyGroups(p); });
+  return 0;
+}
 bool PrefillTakes(const CudaKvLayout*, WireType, size_t, const DeviceLimits*) { return false; }
 int LaunchPrefill(const PrefillLaunch*, void*) { return 1; }
 

@@ -298,7 +298,11 @@ TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
                         {33, 4, 4, 130, 200, 16},
                         {200, 6, 2, 64, 96, 64},
                         {77, 3, 1, 200, 264, 64},
-                        {300, 128, 8, 48, 32, 64}}) {
+                        {300, 128, 8, 48, 32, 64},
+                        {300, 1, 1, 264, 200, kGroupedTileRows},
+                        {200, 3, 2, 72, 128, kGroupedTileRows},
+                        {700, 5, 2, 560, 328, kGroupedTileRows}}) {
+    if (c.tile_rows == kGroupedTileRows && !GroupsProducts(stream()).value()) continue;
     for (const WireType type : kHalves) {
       for (const bool by_row : {true, false}) {
         const int pairs = c.rows * c.chosen;
@@ -339,7 +343,8 @@ TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
                                                .most_tiles = most,
                                                .tile_rows = c.tile_rows,
                                                .n = c.n,
-                                               .k = c.k})
+                                               .k = c.k,
+                                               .experts = c.experts})
                         .ok());
         const std::vector<int32_t> slots = Download<int32_t>(*slot), members = Download<int32_t>(*member);
         std::vector<double> want(pairs * c.n);
@@ -376,6 +381,89 @@ TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
       }
     }
   }
+}
+
+// The first half of gated experts in one kernel: act(gate) * up of each pair, rounded once.
+TEST_F(CudaHybridOpsTest, GatedExpertsAreActivatedWhereTheyAreMultiplied) {
+  if (!GroupsProducts(stream()).value()) GTEST_SKIP() << "the device has no tiles of so many rows";
+  struct Case {
+    int rows, experts, size, k;
+  };
+  for (const Case& c : {Case{300, 1, 136, 64}, {520, 4, 264, 200}, {130, 3, 8, 72}}) {
+    for (const WireType type : kHalves) {
+      for (const ExpertActivation activation : {ExpertActivation::kSilu, ExpertActivation::kGeluTanh}) {
+        std::vector<float> x = RandomFloats(c.rows * c.k, 1),
+                           w = RandomFloats(c.experts * 2 * c.size * c.k, 2, -0.3, 0.3);
+        std::vector<ExpertTile> tiles;  // a third of the rows with each expert; one tile has none
+        std::vector<int32_t> expert(c.rows), member(c.rows);
+        for (int slot = 0; slot < c.rows; ++slot) member[slot] = c.rows - 1 - slot;
+        for (int first = 0, e = 0; first < c.rows; ++e) {
+          const int rows = std::min({c.rows - first, (c.rows + c.experts - 1) / c.experts, int{kGroupedTileRows}});
+          tiles.push_back({std::min(e, c.experts - 1), first, rows});
+          for (int i = 0; i < rows; ++i) expert[first + i] = tiles.back().expert;
+          first += rows;
+        }
+        tiles.push_back({0, 0, 0});
+        const auto dx = UploadWire(type, x), dw = UploadWire(type, w), dm = Upload(member), dt = Upload(tiles);
+        const auto y = Empty(c.rows * c.size * 2 + 2);
+        ASSERT_TRUE(MultiplyExperts(stream(), {.x = dx->data(),
+                                               .member = As<int32_t>(dm),
+                                               .w = dw->data(),
+                                               .y = y->data(),
+                                               .type = type,
+                                               .tiles = As<ExpertTile>(dt),
+                                               .most_tiles = static_cast<int32_t>(tiles.size()),
+                                               .tile_rows = kGroupedTileRows,
+                                               .n = 2 * c.size,
+                                               .k = c.k,
+                                               .experts = c.experts,
+                                               .activation = activation})
+                        .ok());
+        std::vector<double> want(c.rows * c.size);
+        for (int slot = 0; slot < c.rows; ++slot) {
+          for (int i = 0; i < c.size; ++i) {
+            double gate = 0, up = 0;
+            for (int j = 0; j < c.k; ++j) {
+              const double value = x[member[slot] * c.k + j];
+              gate += value * w[(expert[slot] * 2 * c.size + i) * c.k + j];
+              up += value * w[(expert[slot] * 2 * c.size + c.size + i) * c.k + j];
+            }
+            const double act = activation == ExpertActivation::kSilu
+                                   ? gate * Sigmoid(gate)
+                                   : gate * Sigmoid(2 * 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate));
+            want[slot * c.size + i] = act * up;
+          }
+        }
+        ExpectNear(DownloadWire(type, *y), want, 1.1 * Rounding(type), 1e-4);
+      }
+    }
+  }
+}
+
+TEST_F(CudaHybridOpsTest, GroupedProductsRefuseWhatTheyCannotDo) {
+  if (!GroupsProducts(stream()).value()) GTEST_SKIP() << "the device has no tiles of so many rows";
+  const auto memory = Empty(4096);
+  ExpertGemmLaunch good{.x = memory->data(),
+                        .w = memory->data(),
+                        .y = memory->data(),
+                        .tiles = As<ExpertTile>(memory),
+                        .most_tiles = 1,
+                        .tile_rows = kGroupedTileRows,
+                        .n = 16,
+                        .k = 64,
+                        .experts = 1,
+                        .activation = ExpertActivation::kSilu};
+  const auto refused = [&](auto&& change) {
+    ExpertGemmLaunch args = good;
+    change(args);
+    return MultiplyExperts(stream(), args).code() == absl::StatusCode::kInvalidArgument;
+  };
+  EXPECT_TRUE(refused([](auto& args) { args.k = 56; }));
+  EXPECT_TRUE(refused([](auto& args) { args.n = 24; }));
+  EXPECT_TRUE(refused([](auto& args) { args.experts = 0; }));
+  EXPECT_TRUE(refused([](auto& args) { args.y_is_f32 = 1; }));
+  EXPECT_TRUE(refused([](auto& args) { args.bias = static_cast<const float*>(args.x); }));
+  EXPECT_TRUE(refused([](auto& args) { args.tile_rows = kManyTileRows; }));
 }
 
 TEST_F(CudaHybridOpsTest, ASharedExpertIsWeighedByItsGate) {

@@ -40,18 +40,26 @@ struct PlaceLaunch {
   int32_t pairs = 0, chosen = 0, experts = 0, tile_rows = 0, most_tiles = 0;
 };
 
+// Rows of a tile: few and more rows by every GPU, many by those of compute capability 9.0 (grouped_product.cu).
+inline constexpr int kFewTileRows = 16, kManyTileRows = 64, kGroupedTileRows = 256;
+
+// What becomes of the halves of a product, w being the gate's rows and then as many others: act(gate) * other.
+enum class ExpertActivation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2 };
+
 // y[slot] = x[row of slot] w[expert of slot]^T + bias[expert].
 struct ExpertGemmLaunch {
   const void* x = nullptr;  // 16 bits; by row where `member` is given, else by slot
   const int32_t* member = nullptr;
   const void* w = nullptr;      // [experts][n][k]
   const float* bias = nullptr;  // [experts][n] or null
-  void* y = nullptr;            // [pairs][n]
+  void* y = nullptr;            // [pairs][n], with an activation [pairs][n / 2]
   WireType type = WireType::kBF16;
   int32_t y_is_f32 = 0;
   const ExpertTile* tiles = nullptr;
-  int32_t most_tiles = 0, tile_rows = 0;  // 16 or 64
-  int32_t n = 0, k = 0;                   // k: a multiple of 8
+  int32_t most_tiles = 0, tile_rows = 0;
+  int32_t n = 0, k = 0;  // k: a multiple of 8; in tiles of kGroupedTileRows both, with an activation n of 16
+  int32_t experts = 0;   // the following: read in tiles of kGroupedTileRows only
+  ExpertActivation activation = ExpertActivation::kNone;  // not with a bias, nor with y in f32
 };
 
 // out[row] += scale sum over s of weight[row][s] y[slot[row][s]], s ascending.

@@ -1,4 +1,5 @@
 #pragma once
+#include "kernels/cuda/attention/attention_args.h"
 #include "kernels/cuda/experts/expert_args.h"
 
 namespace dovetail::kernels::cuda {
@@ -8,6 +9,9 @@ namespace dovetail::kernels::cuda {
 int LaunchRoute(const RouteLaunch* launch, void* stream);
 int LaunchPlace(const PlaceLaunch* launch, void* stream);
 int LaunchExpertGemm(const ExpertGemmLaunch* launch, void* stream);
+// Tiles of kGroupedTileRows, on devices that run it.
+bool GroupedProductRuns(const DeviceLimits* device);
+int LaunchGroupedProduct(const ExpertGemmLaunch* launch, void* stream);
 int LaunchExpertSum(const ExpertSumLaunch* launch, void* stream);
 int LaunchGatedAdd(const GatedAddLaunch* launch, void* stream);
 

@@ -35,14 +35,48 @@ absl::Status PlaceExperts(CudaStream& stream, const PlaceLaunch& args) {
   return Enqueue(stream, stream.device().library()->place, args, "places of experts");
 }
 
+absl::StatusOr<bool> GroupsProducts(CudaStream& stream) {
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  const DeviceLimits limits = stream.device().limits();
+  return stream.device().library()->grouped_product_runs(&limits);
+}
+
+namespace {
+
+absl::Status CheckGrouped(const ExpertGemmLaunch& args) {
+  const bool gated = args.activation != ExpertActivation::kNone;
+  if (args.experts < 1 || args.k < 64 || args.n % (gated ? 16 : 8) != 0 ||
+      (gated && (args.bias != nullptr || args.y_is_f32 != 0)))
+    return InvalidArgument("experts on a GPU: ", args.experts, " of ", args.n, " x ", args.k, " in tiles of ",
+                           kGroupedTileRows, gated ? " with" : " without", " an activation",
+                           args.bias != nullptr ? " and with a bias" : "", args.y_is_f32 != 0 ? ", in f32" : "",
+                           " are not supported");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool GroupsProduct(int64_t n, int64_t k) { return k >= 64 && n % 16 == 0; }
+
 absl::Status MultiplyExperts(CudaStream& stream, const ExpertGemmLaunch& args) {
   DT_RETURN_IF_ERROR(CheckRows("experts", args.most_tiles, {args.n, args.k}));
-  if (args.k % 8 != 0 || (args.tile_rows != 16 && args.tile_rows != 64) || args.type == WireType::kF32)
+  bool grouped = args.tile_rows == kGroupedTileRows;
+  if (grouped) {
+    DT_ASSIGN_OR_RETURN(grouped, GroupsProducts(stream));
+  }
+  if (args.k % 8 != 0 || (args.tile_rows != kFewTileRows && args.tile_rows != kManyTileRows && !grouped) ||
+      args.type == WireType::kF32)
     return InvalidArgument("experts on a GPU: ", args.n, " x ", args.k, " in tiles of ", args.tile_rows,
-                           "; a multiple of 8 columns, 16 or 64 rows and 16-bit types are supported");
+                           "; a multiple of 8 columns, ", kFewTileRows, ", ", kManyTileRows,
+                           " or, with a GPU of compute capability 9.0, ", kGroupedTileRows,
+                           " rows and 16-bit types are supported");
+  if (grouped) DT_RETURN_IF_ERROR(CheckGrouped(args));
+  if (!grouped && args.activation != ExpertActivation::kNone)
+    return InvalidArgument("experts on a GPU: an activation in tiles of ", args.tile_rows, " rows is not supported");
   if (args.most_tiles == 0) return absl::OkStatus();
   if (!AllThere({args.x, args.w, args.y, args.tiles})) return NullPointer("experts");
-  return Enqueue(stream, stream.device().library()->expert_gemm, args, "experts");
+  const auto& library = stream.device().library();
+  return Enqueue(stream, grouped ? library->grouped_product : library->expert_gemm, args, "experts");
 }
 
 absl::Status SumExperts(CudaStream& stream, const ExpertSumLaunch& args) {

@@ -12,7 +12,7 @@ namespace dovetail::kernels::cuda {
 // and sizes outside the limits; kInternal if the device is lost.
 // Threads: thread-safe on different streams.
 // Memory: allocate nothing, and may be captured.
-// Numbers: activations are in a wire type, sums in f32; a row's bits depend on that row only.
+// Numbers: activations are in a wire type, sums in f32; a row's bits depend on that row and the size of the tiles only.
 // Oracles: moe.h on the CPU; budgets in tests/kernels_cuda/.
 
 inline constexpr int kMostCudaExperts = 1024;
@@ -22,6 +22,10 @@ absl::Status RouteExperts(CudaStream& stream, const RouteLaunch& args);
 // Tiles that pairs of so many experts need at most.
 int32_t MostExpertTiles(int64_t pairs, int experts, int tile_rows);
 absl::Status PlaceExperts(CudaStream& stream, const PlaceLaunch& args);
+// The stream's device multiplies tiles of kGroupedTileRows.
+absl::StatusOr<bool> GroupsProducts(CudaStream& stream);
+// Such tiles are multiplied by n x k of each expert; n is that of a whole product, also with an activation.
+bool GroupsProduct(int64_t n, int64_t k);
 absl::Status MultiplyExperts(CudaStream& stream, const ExpertGemmLaunch& args);
 absl::Status SumExperts(CudaStream& stream, const ExpertSumLaunch& args);
 absl::Status GatedAdd(CudaStream& stream, const GatedAddLaunch& args);
