@@ -50,7 +50,10 @@ void Visit::EventAfter(ManualClock& clock, absl::Duration duration, const std::s
   while (clock.reads() == before && absl::Now() < give_up) std::this_thread::yield();
 }
 
-void Visit::Close() { shutdown(socket_, SHUT_RDWR); }
+void Visit::Close() {
+  closed_ = true;
+  shutdown(socket_, SHUT_RDWR);
+}
 
 void Visit::WaitUntilClosed() {
   char byte;
@@ -116,6 +119,7 @@ void ScriptServer::Serve(int socket) {
     Visit visit(socket, buffer.substr(0, end), buffer.substr(end + 4, length));
     buffer.erase(0, end + 4 + length);
     serve_(visit);
+    if (visit.closed()) return;  // a request that came before the shutdown could still be read
   }
 }
 

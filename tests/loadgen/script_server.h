@@ -45,11 +45,13 @@ class Visit {
   // Advances `clock`, sends one event and waits until the client has looked at the clock for it.
   void EventAfter(ManualClock& clock, absl::Duration duration, const std::string& data);
   void Event(const std::string& data);
-  void Close();            // the connection, at once
+  void Close();            // the connection, at once: no later request of it is served
   void WaitUntilClosed();  // by the client
+  bool closed() const { return closed_; }
 
  private:
   const int socket_;
+  bool closed_ = false;
   const std::string head_, body_;
 };
 
