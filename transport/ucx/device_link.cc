@@ -182,7 +182,7 @@ absl::Status LinksState::Init() {
     return FailedPrecondition("UCX offers no lane between GPUs here (cuda_ipc): it finds no NVIDIA driver or GPU");
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made by the main thread, used by the event loop
   if (const ucs_status_t status = ucp_worker_create(context, &worker_params, &worker); status != UCS_OK)
     return UcxError(status, "UCX worker between GPUs");
   ucp_am_handler_param_t handler{};

@@ -16,8 +16,8 @@ using ResolvePeer = std::function<absl::StatusOr<void*>(void* list, unsigned ind
 
 // Links over UCX's cuda_ipc lane: a ucp_context and a worker of their own, with UCX's device API. `patience`: how long
 // a link may take from Accept on. kFailedPrecondition: as DeviceLinksBuilt, or this host has no such lane.
-// Threads: reactor-owned: UCX is used by one thread at a time. The main thread makes the links before the event loop
-// runs, and destroys them after it.
+// Threads: reactor-owned. The main thread makes the links before the event loop runs, and destroys them after it. UCX
+//   is told that several threads call it, one at a time (UCS_THREAD_MODE_SERIALIZED).
 absl::StatusOr<std::unique_ptr<DeviceLinks>> MakeDeviceLinks(ResolvePeer resolve,
                                                              absl::Duration patience = absl::Seconds(10));
 

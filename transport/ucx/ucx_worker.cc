@@ -144,8 +144,8 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT;
-  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
-  worker_params.am_alignment = 64;  // kernels read payloads in place
+  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // its maker and its user may be two threads
+  worker_params.am_alignment = 64;                         // kernels read payloads in place
   ucs_status_t status = UCS_OK;
   guarded_.Collect([&] { status = ucp_worker_create(context_, &worker_params, &worker_); });
   if (status != UCS_OK)

@@ -21,7 +21,10 @@ struct UcxWorkerOptions {
 };
 
 // One ucp_context and one ucp_worker, set up by this program and not by the environment.
-// Threads: reactor-owned.
+// Threads: reactor-owned. Another thread may make it before the event loop runs, and destroy it after: UCX is told that
+//   several threads call it, one at a time (UCS_THREAD_MODE_SERIALIZED). UCS_THREAD_MODE_SINGLE is for workers that
+//   only the thread that made them ever calls.
+// Source: UCX, src/ucs/type/thread_mode.h.
 class UcxWorker {
  public:
   // kFailedPrecondition: this host has no such lane. The message names the option.
