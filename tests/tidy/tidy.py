@@ -74,7 +74,7 @@ NOT_IN_CORE = re.compile(
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 SOURCE = re.compile(r'\.(h|cc|cu|cuh)$')
-TEXT = re.compile(r'(\.(h|cc|cu|cuh|cmake|txt|py|sh|md|json|proto|yaml|yml)|(^|/)(check|quickstart|run|install_dependencies|fetch_model))$')
+TEXT = re.compile(r'(\.(h|cc|cu|cuh|cmake|txt|py|sh|md|json|proto|yaml|yml)|(^|/)(check|quickstart|run|render|install)|^scripts/\w+)$')
 # Data of others' making, and this folder, whose patterns would find themselves.
 SKIPPED = re.compile(r'^(tests/data/|tests/fuzz/corpus/|tests/golden/data/|tests/tidy/)')
 FOREIGN = re.compile(r'\.(md|json|proto|yaml|yml|svg|html|css|js)$')  # no line or column limits
@@ -85,7 +85,8 @@ THREADS = re.compile(r'^\s*//\s*Threads:\s+\S')
 
 UNFINISHED = re.compile(r'\b(TODO|FIXME|XXX|HACK)\b')
 MACHINE = re.compile(r'(^|[\s"\'=(:,\[])/(work|root|home|mnt|Users|tmp/build[\w-]*)/\w')
-REGISTRY = re.compile(r'--(extra-)?index-url|PIP_(EXTRA_)?INDEX_URL|https?://[^/\s]*(artifactory|nexus|registry|mirror|\.internal|\.corp\b)')
+REGISTRY = re.compile(r'--(extra-)?index-url|PIP_(EXTRA_)?INDEX_URL'
+                      r'|https?://[^/\s]*(artifactory|nexus|registry|mirror|\.internal|\.corp\b|pypi\.org|pythonhosted\.org|npmjs\.org)')
 
 
 def tracked_files(root):

@@ -128,6 +128,8 @@ class TidyTest(unittest.TestCase):
         self.write('base/status.cc', '// GET /v1/models\n')
         self.assertEqual(self.found(), [])
         self.assert_found('scripts/get.sh', 'pip install --index' + '-url https://x/simple y\n', 'registry')
+        self.write('scripts/get.sh', '')
+        self.assert_found('scripts/get', 'curl https://files.python' + 'hosted.org/packages/x.tar.gz\n', 'registry')
 
     def test_only_tracked_files_count_in_a_repository(self):
         subprocess.run(['git', 'init', '-q', self.root], check=True)
