@@ -12,26 +12,28 @@ namespace dovetail::server {
 void EmbedCall::LimitTime(absl::Duration limit) {
   time_limit_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
                   [weak = weak_from_this(), limit](bool expired) {
-                    const auto self = weak.lock();
-                    if (!expired || self == nullptr) return;
-                    {
-                      std::lock_guard<std::mutex> lock(self->mutex_);
-                      self->CancelInEngine();
-                      self->End(TimedOut(limit));
-                    }
-                    self->server_.intake.Cancel(*self->cancel());
+                    if (const auto self = weak.lock(); expired && self != nullptr) self->TimeOut(limit);
                   });
+}
+
+void EmbedCall::TimeOut(absl::Duration limit) {
+  {
+    const MutexLock lock(mutex_);
+    CancelInEngine();
+    End(TimedOut(limit));
+  }
+  server_.intake.Cancel(*cancel());
 }
 
 void EmbedCall::Refuse(const absl::Status& status) {
   const absl::Status told = ToldRefusal(status, server_);
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   End(control::ToGrpc(told));
 }
 
 void EmbedCall::Begin(const ServedModel& model, PreparedGeneration prepared) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (cancel()->cancelled()) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
     server_.intake.admission.Began(account_.call().tenant, 1);
     admitted_ = true;
@@ -47,13 +49,13 @@ void EmbedCall::Begin(const ServedModel& model, PreparedGeneration prepared) {
   const auto id = server_.engine.Submit(std::move(prepared.requests.front()), shared_from_this());
   if (!id.ok()) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       HaveBegun();
       LeaveAdmission();
     }
     return Refuse(id.status());
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   id_ = *id;
   account_.Submitted(0, SystemClock().Now());
   if (cancel()->cancelled()) CancelInEngine();
@@ -61,12 +63,12 @@ void EmbedCall::Begin(const ServedModel& model, PreparedGeneration prepared) {
 
 void EmbedCall::Cancel() {
   server_.intake.Cancel(*cancel());
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   CancelInEngine();
 }
 
 void EmbedCall::OnUpdate(requests::GenerationUpdate update) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   HaveBegun();
   account_.Updated(0, update.cached_tokens, update.queued_us, SystemClock().Now());
   if (update.request_finished) {
@@ -91,7 +93,7 @@ void EmbedCall::OnUpdate(requests::GenerationUpdate update) {
 void EmbedCall::OnDone() {
   time_limit_.Cancel();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     cancel()->Cancel();
     CancelInEngine();
     HaveBegun();

@@ -4,9 +4,9 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include "base/mutex.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/engine_call.h"
 #include "server/metrics/request_account.h"
@@ -24,7 +24,7 @@ class EmbedCall final : public grpc::ServerUnaryReactor,
   // not call this object.
   EmbedCall(const Server& server, const CallInfo& call, vllm::grpc::engine::EmbedResponse* reply,
             std::function<void()> on_end)
-      : server_(server), account_(server.metrics, call), reply_(reply), on_end_(std::move(on_end)) {}
+      : server_(server), on_end_(std::move(on_end)), account_(server.metrics, call), reply_(reply) {}
 
   void KeepUntilDone(std::shared_ptr<EmbedCall> self) { self_ = std::move(self); }
 
@@ -38,23 +38,26 @@ class EmbedCall final : public grpc::ServerUnaryReactor,
   void OnDone() override;
 
  private:
-  // mutex_ held, as for all below.
-  void CancelInEngine();
-  void LeaveAdmission();
-  void HaveBegun();
-  void End(const grpc::Status& status);
+  void TimeOut(absl::Duration limit);
+  void CancelInEngine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LeaveAdmission() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HaveBegun() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Server server_;
-  RequestAccount account_;
-  vllm::grpc::engine::EmbedResponse* const reply_;
   const std::function<void()> on_end_;
-  std::mutex mutex_;
-  std::optional<RequestId> id_;
-  VectorForm form_;
-  int64_t waiting_tokens_ = 0;  // counted in the server's
-  bool admitted_ = false, ended_ = false, engine_done_ = false, submitted_ = false;
+  Mutex mutex_;
+  RequestAccount account_ ABSL_GUARDED_BY(mutex_);
+  vllm::grpc::engine::EmbedResponse* const reply_ ABSL_PT_GUARDED_BY(mutex_);
+  std::optional<RequestId> id_ ABSL_GUARDED_BY(mutex_);
+  VectorForm form_ ABSL_GUARDED_BY(mutex_);
+  int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;  // counted in the server's
+  bool admitted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool engine_done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool submitted_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Alarm time_limit_;
-  std::shared_ptr<EmbedCall> self_;
+  std::shared_ptr<EmbedCall> self_;  // set before gRPC knows the call, reset by gRPC's last
 };
 
 }  // namespace dovetail::server

@@ -1,11 +1,10 @@
 #pragma once
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/thread_name.h"
 
 namespace dovetail::server {
@@ -17,7 +16,7 @@ class EngineCalls {
   EngineCalls() : thread_([this] { Run(); }) {}
   ~EngineCalls() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
     }
     wake_.notify_all();
@@ -25,14 +24,14 @@ class EngineCalls {
   }
   void Post(std::function<void()> call) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       calls_.push_back(std::move(call));
     }
     wake_.notify_all();
   }
   // Done every kInterval, and after calls.
   void SetPeriodic(std::function<void()> work) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     periodic_ = std::move(work);
   }
 
@@ -41,7 +40,7 @@ class EngineCalls {
 
   void Run() {
     NameThread("dt-grpc-calls");
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     while (!stopping_ || !calls_.empty()) {
       if (calls_.empty()) wake_.wait_for(lock, absl::ToChronoMilliseconds(kInterval));
       std::deque<std::function<void()>> taken;
@@ -54,11 +53,11 @@ class EngineCalls {
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> calls_;
-  std::function<void()> periodic_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  std::deque<std::function<void()>> calls_ ABSL_GUARDED_BY(mutex_);
+  std::function<void()> periodic_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

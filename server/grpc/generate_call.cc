@@ -17,13 +17,13 @@ constexpr size_t kPauseAtMessages = 128;
 
 void GenerateCall::Refuse(const absl::Status& status) {
   const absl::Status told = ToldRefusal(status, server_);
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   End(control::ToGrpc(told));
 }
 
 void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (cancel()->cancelled()) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
     server_.intake.admission.Began(account_.call().tenant, 1);
     admitted_ = true;
@@ -38,13 +38,13 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
   const auto id = server_.engine.Submit(std::move(prepared.requests.front()), shared_from_this());
   if (!id.ok()) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       HaveBegun();
       LeaveAdmission();
     }
     return Refuse(id.status());
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   id_ = *id;
   account_.Submitted(0, SystemClock().Now());
   if (engine_done_) return;
@@ -57,7 +57,7 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
 // The queues let go of the task, which ends the call, without a lock.
 void GenerateCall::Cancel() {
   server_.intake.Cancel(*cancel());
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   CancelInEngine();
 }
 
@@ -71,7 +71,7 @@ void GenerateCall::LimitTime(absl::Duration limit) {
 // Its task, if it waits for one, ends behind it, and changes nothing then.
 void GenerateCall::TimeOut(absl::Duration limit) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (ended_ || last_) return;
     CancelInEngine();
     End(TimedOut(limit));
@@ -80,7 +80,7 @@ void GenerateCall::TimeOut(absl::Duration limit) {
 }
 
 void GenerateCall::OnUpdate(requests::GenerationUpdate update) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   HaveBegun();
   account_.Updated(0, update.cached_tokens, update.queued_us, SystemClock().Now());
   if (update.request_finished) {
@@ -104,7 +104,7 @@ void GenerateCall::OnUpdate(requests::GenerationUpdate update) {
 }
 
 void GenerateCall::OnWriteDone(bool ok) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   writing_ = false;
   if (!ok && !ended_) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
   Pump();
@@ -113,7 +113,7 @@ void GenerateCall::OnWriteDone(bool ok) {
 void GenerateCall::OnDone() {
   time_limit_.Cancel();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     cancel()->Cancel();
     CancelInEngine();
     HaveBegun();

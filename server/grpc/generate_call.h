@@ -5,11 +5,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/engine_call.h"
 #include "server/grpc/generate_response.h"
@@ -27,7 +27,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
  public:
   // `on_end` is called once, before the client is told of the end; it must not call this object.
   GenerateCall(const Server& server, const CallInfo& call, std::function<void()> on_end)
-      : server_(server), account_(server.metrics, call), on_end_(std::move(on_end)) {}
+      : server_(server), on_end_(std::move(on_end)), account_(server.metrics, call) {}
 
   void KeepUntilDone(std::shared_ptr<GenerateCall> self) { self_ = std::move(self); }
   void LimitTime(absl::Duration limit) override;
@@ -41,31 +41,35 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   void OnDone() override;
 
  private:
-  // mutex_ held, as for all below.
-  void TimeOut(absl::Duration limit);  // without mutex_
-  void LeaveAdmission();
-  void HaveBegun();
-  void Ask(void (engine::Engine::*call)(RequestId));
-  void CancelInEngine();
-  void StopInEngine(int choice);
-  void PauseIfSlow();
-  void End(const grpc::Status& status);     // what is queued is dropped
-  void Settle(const grpc::Status& status);  // in the metrics and the log, once
-  void Pump();                              // no write is in flight
+  void TimeOut(absl::Duration limit);
+  void LeaveAdmission() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HaveBegun() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Ask(void (engine::Engine::*call)(RequestId)) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CancelInEngine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StopInEngine(int choice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PauseIfSlow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);     // what is queued is dropped
+  void Settle(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // in the metrics and the log, once
+  void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);                              // no write is in flight
 
   const Server server_;
-  RequestAccount account_;
   const std::function<void()> on_end_;
-  std::mutex mutex_;
-  std::optional<GenerateResponseBuilder> builder_;
-  std::optional<RequestId> id_;
-  int64_t waiting_tokens_ = 0;    // counted in the server's
-  std::vector<int> early_stops_;  // choices whose stop string completed before id_ was known
-  std::deque<vllm::grpc::engine::GenerateResponse> queue_;
-  vllm::grpc::engine::GenerateResponse current_;
-  std::optional<grpc::Status> last_;
-  bool settled_ = false, admitted_ = false, writing_ = false, ended_ = false, engine_done_ = false, paused_ = false;
-  std::shared_ptr<GenerateCall> self_;
+  Mutex mutex_;
+  RequestAccount account_ ABSL_GUARDED_BY(mutex_);
+  std::optional<GenerateResponseBuilder> builder_ ABSL_GUARDED_BY(mutex_);
+  std::optional<RequestId> id_ ABSL_GUARDED_BY(mutex_);
+  int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;    // counted in the server's
+  std::vector<int> early_stops_ ABSL_GUARDED_BY(mutex_);  // choices whose stop string completed before id_ was known
+  std::deque<vllm::grpc::engine::GenerateResponse> queue_ ABSL_GUARDED_BY(mutex_);
+  vllm::grpc::engine::GenerateResponse current_ ABSL_GUARDED_BY(mutex_);  // gRPC's while a write is in flight
+  std::optional<grpc::Status> last_ ABSL_GUARDED_BY(mutex_);
+  bool settled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool admitted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool engine_done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<GenerateCall> self_;  // set before gRPC knows the call, reset by gRPC's last
   grpc::Alarm time_limit_;
 };
 

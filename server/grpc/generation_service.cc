@@ -7,16 +7,15 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <ctime>
 #include <map>
-#include <mutex>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "control/listening.h"
 #include "control/messages.h"
 #include "control/security.h"
@@ -50,17 +49,17 @@ class VllmService final : public pb::VllmEngine::CallbackService {
         started_(SystemClock().Now()) {}
 
   void Drain() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     draining_ = true;
   }
   // After gRPC ended all calls: the threads of the queue use nothing of this object any more.
   void WaitForReaders() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    none_reading_.wait(lock, [this] { return reading_ == 0; });
+    MutexLock lock(mutex_);
+    none_reading_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return reading_ == 0; });
   }
   EngineCalls& calls() { return calls_; }
   int active() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return static_cast<int>(running_.size());
   }
 
@@ -250,14 +249,14 @@ class VllmService final : public pb::VllmEngine::CallbackService {
    public:
     Reading(VllmService& service, std::shared_ptr<EngineCall> call, Request request)
         : service_(service), call_(std::move(call)), request_(std::move(request)) {
-      std::lock_guard<std::mutex> lock(service_.mutex_);
+      const MutexLock lock(service_.mutex_);
       ++service_.reading_;
     }
     ~Reading() {
       if (call_ != nullptr)
         Refuse(call_->cancel()->cancelled() ? absl::CancelledError("the request was aborted")
                                             : absl::UnavailableError("the server is shutting down"));
-      std::lock_guard<std::mutex> lock(service_.mutex_);
+      const MutexLock lock(service_.mutex_);
       if (--service_.reading_ == 0) service_.none_reading_.notify_all();
     }
     // False: it wants a grammar that has to be compiled, which `prepare` says is not for this thread.
@@ -316,7 +315,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     const engine::EngineStats stats = engine_.stats();
     if (!stats.healthy) return absl::UnavailableError("the engine does not serve; its log says why");
     DT_RETURN_IF_ERROR(intake_->admission.Check(key.first, stats));
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     last_receive_ = static_cast<double>(std::time(nullptr));
     if (draining_) return absl::UnavailableError("the server is draining");
     if (running_.contains(key))
@@ -348,16 +347,16 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     if (!posted.ok()) reading->Refuse(posted);
   }
   std::shared_ptr<EngineCall> Find(const CallKey& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto it = running_.find(key);
     return it == running_.end() ? nullptr : it->second.call.lock();
   }
   uint64_t RandomSeed() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return random_();
   }
   uint64_t NextNumber() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return next_number_++;
   }
   // 128 bits, so that no client can guess another's.
@@ -366,11 +365,11 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     return absl::StrFormat("grpc-%08x%08x%08x%08x", device(), device(), device(), device());
   }
   double last_receive() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return last_receive_;
   }
   void Forget(const CallKey& key, uint64_t number) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (const auto it = running_.find(key); it != running_.end() && it->second.number == number) running_.erase(it);
   }
 
@@ -384,14 +383,14 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   EngineCalls calls_;
   WaitingTokens waiting_tokens_{0};
   const EngineCall::Server server_{engine_, calls_, *intake_, *metrics_, options_.log, waiting_tokens_};
-  std::mutex mutex_;
-  std::condition_variable none_reading_;
-  int reading_ = 0;  // calls whose tasks have not ended
-  std::map<CallKey, Running> running_;
-  std::mt19937_64 random_{std::random_device{}()};
-  uint64_t next_number_ = 1;
-  double last_receive_ = 0;
-  bool draining_ = false;
+  Mutex mutex_;
+  CondVar none_reading_;
+  int reading_ ABSL_GUARDED_BY(mutex_) = 0;  // calls whose tasks have not ended
+  std::map<CallKey, Running> running_ ABSL_GUARDED_BY(mutex_);
+  std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_){std::random_device{}()};
+  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
+  double last_receive_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace
@@ -423,6 +422,10 @@ class GrpcServer::Impl {
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) return control::WhyNotListening("--grpc-listen", listen);
+    {
+      const MutexLock lock(health_mutex_);
+      health_ = server_->GetHealthCheckService();
+    }
     service_.calls().SetPeriodic([this] { PublishHealth(); });
     return absl::OkStatus();
   }
@@ -435,7 +438,10 @@ class GrpcServer::Impl {
     server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit));
     server_->Wait();
     service_.WaitForReaders();
-    std::lock_guard<std::mutex> lock(health_mutex_);
+    {
+      const MutexLock lock(health_mutex_);
+      health_ = nullptr;
+    }
     server_.reset();
   }
   int port() const { return port_; }
@@ -443,23 +449,24 @@ class GrpcServer::Impl {
  private:
   void PublishHealth() {
     const bool serving = !draining_ && engine_.stats().healthy;
-    std::lock_guard<std::mutex> lock(health_mutex_);
-    if (server_ == nullptr) return;
+    const MutexLock lock(health_mutex_);
+    if (health_ == nullptr) return;
     if (serving == published_ && published_once_) return;
     published_ = serving;
     published_once_ = true;
-    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-    health->SetServingStatus("", serving);
-    health->SetServingStatus(kServiceName, serving);
+    health_->SetServingStatus("", serving);
+    health_->SetServingStatus(kServiceName, serving);
   }
 
   VllmService service_;
   engine::Engine& engine_;
-  std::mutex health_mutex_;
-  bool published_ = false, published_once_ = false;
+  Mutex health_mutex_;
+  grpc::HealthCheckServiceInterface* health_ ABSL_GUARDED_BY(health_mutex_) = nullptr;  // server_'s; null without one
+  bool published_ ABSL_GUARDED_BY(health_mutex_) = false;
+  bool published_once_ ABSL_GUARDED_BY(health_mutex_) = false;
   std::atomic<bool> draining_{false};
   int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> server_;  // of the thread that calls Start and Stop
 };
 
 absl::Status GrpcServerOptions::Validate() const {

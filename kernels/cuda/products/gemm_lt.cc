@@ -10,12 +10,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "base/mutex.h"
 #include "kernels/cuda/products/product_table.h"
 #include "kernels/cuda/products/skinny_gemm.h"
 #include "kernels/cuda/runtime/open_library.h"
@@ -87,11 +87,11 @@ struct Gemm {
   int device = 0;
   DeviceLimits limits;
   size_t l2_bytes = 0;
-  std::map<void*, void*> workspaces;  // by stream: products of two streams run at the same time
+  Mutex mutex;
+  std::map<void*, void*> workspaces ABSL_GUARDED_BY(mutex);  // by stream: products of two streams run at the same time
+  void* unused_workspace ABSL_GUARDED_BY(mutex) = nullptr;   // for the first stream
   size_t workspace_bytes = 0;
-  void* unused_workspace = nullptr;  // for the first stream
-  std::mutex mutex;                  // guards workspaces and plans
-  std::map<Key, Plan> plans;
+  std::map<Key, Plan> plans ABSL_GUARDED_BY(mutex);
   std::unique_ptr<ProductTable> table;
   // compute-sanitizer's initcheck does not see what cuBLASLt stores: with DOVETAIL_FILL_PRODUCTS set, results are
   // filled first, so that whatever it still reports is no product's (docs/testing.md).
@@ -167,7 +167,7 @@ class RecordedProducts {
 // few rows. Waits for the stream; not while it records a graph, nor without memory for another result: then the first
 // choice stays, and false.
 bool Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* opaque,
-          Plan& plan) {
+          Plan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(gemm.mutex) {
   const auto stream = static_cast<cudaStream_t>(opaque);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return false;
@@ -200,7 +200,7 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == ProductTable::kAlgorithmBytes);
 
 // As an earlier process chose, if it is still among the candidates; else by time, for all that follow.
 void Choose(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* stream,
-            Plan& plan) {
+            Plan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(gemm.mutex) {
   ProductTable::Key key{call.m,
                         call.n,
                         call.k,
@@ -231,7 +231,7 @@ cublasStatus_t SetParts(const Blas& blas, cublasLtMatrixLayout_t layout, int32_t
   return blas.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof(step));
 }
 
-int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
+int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(gemm.mutex) {
   const Blas& blas = gemm.blas;
   const cudaDataType_t type = call.type == GemmType::kBF16 ? CUDA_R_16BF : CUDA_R_16F;
   const cudaDataType_t y_type = call.y_is_f32 ? CUDA_R_32F : type;
@@ -279,7 +279,7 @@ int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
 }
 
 // Not while the stream records its first product.
-int WorkspaceOf(Gemm& gemm, void* stream, void*& workspace) {
+int WorkspaceOf(Gemm& gemm, void* stream, void*& workspace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(gemm.mutex) {
   void*& own = gemm.workspaces[stream];
   if (own == nullptr) own = std::exchange(gemm.unused_workspace, nullptr);
   if (own == nullptr) {
@@ -326,7 +326,10 @@ int GemmOpen(int device, size_t workspace_bytes, void** out, char* text, size_t 
     cudaGetLastError();
     return static_cast<int>(error);
   }
-  gemm->unused_workspace = workspace;
+  {
+    const MutexLock lock(gemm->mutex);
+    gemm->unused_workspace = workspace;
+  }
   gemm->fill_first = std::getenv("DOVETAIL_FILL_PRODUCTS") != nullptr;
   gemm->device = device;
   gemm->limits = {.multiprocessors = properties.multiProcessorCount,
@@ -345,11 +348,14 @@ int GemmOpen(int device, size_t workspace_bytes, void** out, char* text, size_t 
 
 int GemmClose(void* opaque) {
   auto* gemm = static_cast<Gemm*>(opaque);
-  for (auto& [key, plan] : gemm->plans) Destroy(gemm->blas, plan);
-  gemm->blas.destroy(gemm->handle);
-  cudaSetDevice(gemm->device);
-  cudaFree(gemm->unused_workspace);
-  for (const auto& [stream, workspace] : gemm->workspaces) cudaFree(workspace);
+  {
+    const MutexLock lock(gemm->mutex);
+    for (auto& [key, plan] : gemm->plans) Destroy(gemm->blas, plan);
+    gemm->blas.destroy(gemm->handle);
+    cudaSetDevice(gemm->device);
+    cudaFree(gemm->unused_workspace);
+    for (const auto& [stream, workspace] : gemm->workspaces) cudaFree(workspace);
+  }
   delete gemm;
   return 0;
 }
@@ -359,7 +365,7 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   if (call->m == 0 || call->n == 0) return 0;
   if (call->w_is_new == 0 && !HasParts(*call) && IsSkinnyGemm(*call, gemm.limits))
     return LaunchSkinnyGemm(*call, gemm.limits, stream);
-  const std::lock_guard lock(gemm.mutex);
+  const MutexLock lock(gemm.mutex);
   void* workspace = nullptr;
   if (const int error = WorkspaceOf(gemm, stream, workspace); error != 0) return error;
   const Key key{call->m,
