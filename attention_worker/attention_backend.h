@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "attention_worker/core/attention_worker_core.h"
+#include "base/kv_storage.h"
 #include "base/status.h"
 #include "exchange/seam.h"
 #include "kernels/device.h"
@@ -12,12 +14,7 @@
 
 namespace dovetail::attention {
 
-// How K and V lie in a worker's blocks. Only the worker itself depends on it: what crosses the seam has the wire's type
-// either way.
-enum class KvStorage : uint8_t {
-  kAsSent = 0,  // the wire's type
-  kE4M3 = 1,    // 8 bits, one of sign, four of exponent, three of mantissa, rounded to nearest, cut off at 448. On GPUs
-};
+using dovetail::KvStorage;
 
 // What an AttentionWorkerCore asks for, done on a device over one arena of KV blocks. The per-op functions neither
 // allocate nor lock once PrepareStep has grown the buffers.
@@ -72,7 +69,13 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::
 
 inline constexpr uint8_t kPoison = 0xff;
 
-// Of a KvBlock in such a backend.
+// Whether a worker can keep K and V so. `gpu`: the name of its GPU; empty: it runs on a CPU.
+// Errors: kUnimplemented for int8 on a GPU and for 8 bits with linear states; kInvalidArgument for 8 bits on a CPU with
+// another wire type than bfloat16.
+// Threads: pure.
+absl::Status CheckKvStorage(const proto::AttentionTable& table, KvStorage storage, std::string_view gpu);
+
+// Of a KvBlock in such a backend, scales included.
 size_t KvBlockBytes(const proto::AttentionTable& table, KvStorage storage);
 
 }  // namespace dovetail::attention

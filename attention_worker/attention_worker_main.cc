@@ -6,6 +6,7 @@
 #include "attention_worker/cpu/attention_executor.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "proto/kv_blocks.h"
 
 namespace dovetail::attention {
@@ -26,7 +27,8 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   }
 
   absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
-    const size_t block_bytes = KvBlockBytes(configuration.attention, options_.storage);
+    DT_ASSIGN_OR_RETURN(const KvStorage storage, StorageFor(configuration));
+    const size_t block_bytes = KvBlockBytes(configuration.attention, storage);
     const uint64_t blocks = std::min<uint64_t>(options_.kv_bytes / block_bytes, UINT32_MAX);
     if (blocks == 0)
       return InvalidArgument("--kv-capacity: ", options_.kv_bytes, " bytes hold no KV block; this model's have ",
@@ -39,7 +41,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     options.model_digest = configuration.model_digest;
     options.digests = options_.digests;
     auto node = AttentionWorkerNode::Create(configuration.attention, options, device_, connector_, SystemClock(),
-                                            /*shared_gpu=*/nullptr, options_.storage);
+                                            /*shared_gpu=*/nullptr, storage);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());
@@ -67,6 +69,19 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   }
 
  private:
+  // A prompt is attended by compute workers and by this one, and K and V move between attention workers: on CPUs all
+  // have them in one storage, or tokens would depend on who did what. A GPU may round what comes to E4M3 by itself.
+  absl::StatusOr<KvStorage> StorageFor(const control::Configuration& configuration) const {
+    const KvStorage told = configuration.kv_storage;
+    if (options_.storage == KvStorage::kAsSent || options_.storage == told) return told;
+    const bool gpu = dynamic_cast<kernels::cuda::CudaDevice*>(&device_) != nullptr;
+    if (gpu && told == KvStorage::kAsSent) return options_.storage;
+    return FailedPrecondition("--kv-cache-dtype ", std::string(Name(options_.storage)),
+                              ": this cluster's compute workers attend K and V ", std::string(Name(told)),
+                              "; start them with --kv-cache-dtype ", std::string(Name(options_.storage)),
+                              ", or this worker without the flag");
+  }
+
   const AttentionWorkerMainOptions options_;
   kernels::Device& device_;
   transport::Connector& connector_;

@@ -58,8 +58,9 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
       spans_(tuning.spans),
       core_(table, ProgramOf(model, tuning.q_first), options),
       device_(device),
-      dense_(dense != nullptr ? std::move(dense)
-                              : std::make_unique<CpuDense>(model, core_.table(), device, options.micro_batches)),
+      dense_(dense != nullptr
+                 ? std::move(dense)
+                 : std::make_unique<CpuDense>(model, core_.table(), device, options.micro_batches, tuning.kv_storage)),
       port_(port),
       clock_(clock),
       links_(core_, port, tuning.exchange),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/kv_storage.h"
 #include "base/status.h"
 #include "base/trace.h"
 #include "compute_worker/compute_spans.h"
@@ -27,6 +28,7 @@ struct ComputeWorkerTuning {
   bool q_first = true;  // q leaves before k and v are computed
   // K and V of prompts attended here; default: a few steps, at most 256 MiB; on a GPU an eighth of its free memory.
   std::optional<uint64_t> prompt_scratch_bytes;
+  KvStorage kv_storage = KvStorage::kAsSent;  // of attention workers; prompts are attended here in the same on CPUs
   int64_t gather_piece_bytes = kGatherPieceBytes;  // ComputeWorkerOptions; fewer are for tests
   int prompt_tokens = 16;                          // new tokens from which on an entry is attended here
   bool linear_prompts = true;                      // the linear layers of such entries run here, and their states cross

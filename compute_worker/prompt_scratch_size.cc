@@ -12,8 +12,9 @@ constexpr uint64_t kStepsOfPromptScratch = 4;
 
 }  // namespace
 
-uint32_t PromptScratchBlocks(const proto::AttentionTable& table, int max_step_tokens, std::optional<uint64_t> bytes) {
-  const uint64_t block_bytes = PromptAttention::BlockBytes(table);
+uint32_t PromptScratchBlocks(const proto::AttentionTable& table, int max_step_tokens, std::optional<uint64_t> bytes,
+                             KvStorage storage) {
+  const uint64_t block_bytes = PromptAttention::BlockBytes(table, storage);
   if (block_bytes == 0) return 0;
   uint64_t per_segment = 0;
   for (const LayerGroup group : table.op_group)

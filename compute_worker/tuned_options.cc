@@ -38,7 +38,8 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
     options.state_slots = options.linear_prompts ? StateSlotsOf(table) : 0;
     return options;
   }
-  options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
+  options.prompt_blocks =
+      PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes, tuning.kv_storage);
   options.linear_prompts = tuning.linear_prompts;
   options.rank_rows = options.rank_ring = options.rank_switch = options.rank_queries = true;
   options.state_slots = StateSlotsOf(table);

@@ -220,6 +220,7 @@ void ToProto(const ModelSummary& model, pb::Model& out) {
   }
   out.set_weight_bytes(model.weight_bytes);
   out.set_hidden_size(static_cast<uint32_t>(model.hidden_size));
+  out.set_kv_storage(static_cast<uint32_t>(model.kv_storage));
 }
 
 absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
@@ -274,6 +275,8 @@ absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
   model.weight_bytes = in.weight_bytes();
   DT_RETURN_IF_ERROR(CheckRange("model.hidden_size", in.hidden_size(), 0, proto::kMaxHiddenSize));
   model.hidden_size = static_cast<int64_t>(in.hidden_size());
+  DT_RETURN_IF_ERROR(CheckRange("model.kv_storage", in.kv_storage(), 0, static_cast<uint64_t>(KvStorage::kInt8)));
+  model.kv_storage = static_cast<KvStorage>(in.kv_storage());
   return model;
 }
 
@@ -429,6 +432,7 @@ void ToProto(const Configuration& configuration, pb::Configuration& out) {
   out.set_model_digest(configuration.model_digest);
   out.set_micro_batches(configuration.micro_batches);
   out.set_max_step_tokens(configuration.max_step_tokens);
+  out.set_kv_storage(static_cast<uint32_t>(configuration.kv_storage));
 }
 
 absl::StatusOr<Configuration> FromProto(const pb::Configuration& in) {
@@ -439,6 +443,9 @@ absl::StatusOr<Configuration> FromProto(const pb::Configuration& in) {
   configuration.micro_batches = static_cast<int>(in.micro_batches());
   DT_RETURN_IF_ERROR(CheckRange("max_step_tokens", in.max_step_tokens(), 1, proto::kMaxStepTokens));
   configuration.max_step_tokens = static_cast<int>(in.max_step_tokens());
+  DT_RETURN_IF_ERROR(
+      CheckRange("configuration.kv_storage", in.kv_storage(), 0, static_cast<uint64_t>(KvStorage::kInt8)));
+  configuration.kv_storage = static_cast<KvStorage>(in.kv_storage());
   return configuration;
 }
 

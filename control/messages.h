@@ -6,6 +6,7 @@
 
 #include "base/host_process.h"
 #include "base/ids.h"
+#include "base/kv_storage.h"
 #include "base/status.h"
 #include "proto/attention_spec.h"
 
@@ -66,6 +67,7 @@ struct ModelSummary {
   std::vector<FileSummary> files;
   uint64_t weight_bytes = 0;
   int64_t hidden_size = 0;  // of a token's hidden state; 0: not said
+  KvStorage kv_storage = KvStorage::kAsSent;
 };
 
 struct Capabilities {
@@ -143,6 +145,7 @@ struct Configuration {
   uint64_t model_digest = 0;
   int micro_batches = 1;
   int max_step_tokens = 0;
+  KvStorage kv_storage = KvStorage::kAsSent;  // in which compute workers attend prompts
 };
 
 struct Peer {

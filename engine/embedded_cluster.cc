@@ -147,6 +147,7 @@ absl::Status EmbeddedCluster::BuildComputeWorkers(kernels::Device& device, const
     const EmbeddedClusterOptions::ComputeDevice& on = devices[i % devices.size()];
     compute::ComputeWorkerTuning tuning = options_.compute;
     tuning.dense = on.dense;
+    tuning.kv_storage = options_.kv_storage;
     tuning.rank_rows_on_device = on.dense != nullptr;
     tuning.spans = options_.spans;
     tuning.trace = NewTrace(options_.compute_workers == 1 ? "compute worker" : absl::StrCat("compute worker ", i));

@@ -228,6 +228,7 @@ void ClusterScheduler::On(const SendConfiguration& action) {
   control::Configuration configuration;
   configuration.attention = members_.model()->attention;
   configuration.model_digest = members_.model()->digest;
+  configuration.kv_storage = members_.model()->kv_storage;
   configuration.micro_batches = kMaxMicroBatches;  // more come into use with more compute workers
   configuration.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   pb::SchedulerOrder order;
@@ -365,7 +366,10 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
   status.set_version(control::kBuildVersion);
   status.set_cluster(options_.membership.cluster);
   status.set_uptime_seconds(absl::ToDoubleSeconds(now - started_));
-  if (members_.model_complete()) status.set_model(members_.model()->name);
+  if (members_.model_complete()) {
+    status.set_model(members_.model()->name);
+    status.set_kv_cache_dtype(KvCacheDtypeOf(*members_.model()));
+  }
   status.set_data_plane_version(options_.membership.data_plane_version);
   status.set_servers(generation_.servers());
   const std::string why_not = WhyNotServing();

@@ -63,6 +63,13 @@ bool AtWork(const Member& member) { return member.last.busy_ms >= kAtWorkMs; }
 
 }  // namespace
 
+std::string KvCacheDtypeOf(const control::ModelSummary& model) {
+  if (model.kv_storage != KvStorage::kAsSent) return std::string(dovetail::Name(model.kv_storage));
+  for (const proto::SoftmaxSpec& spec : model.attention.views)
+    if (!spec.linear()) return std::string(dovetail::Name(spec.kv));
+  return "";
+}
+
 const char* NameOf(MemberState state) {
   switch (state) {
     case MemberState::kJoining: return "joining";
@@ -107,6 +114,10 @@ absl::Status ControlMembers::CheckVersions(const control::JoinRequest& request) 
 
 absl::Status ControlMembers::CheckModel(const control::JoinRequest& request) const {
   if (!model_ || !request.model) return absl::OkStatus();
+  if (request.model->kv_storage != model_->kv_storage)
+    return FailedPrecondition(request.name, ": attends K and V ", std::string(Name(request.model->kv_storage)),
+                              ", but this cluster's compute workers ", std::string(Name(model_->kv_storage)),
+                              "; give it the same --kv-cache-dtype, or start another scheduler");
   if (request.model->digest == model_->digest && request.model->attention.op_group == model_->attention.op_group &&
       request.model->attention.groups == model_->attention.groups)
     return absl::OkStatus();

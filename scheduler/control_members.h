@@ -60,6 +60,11 @@ enum class MemberState : uint8_t {
 };
 const char* NameOf(MemberState state);
 
+// The type in which attention workers keep K and V, as --kv-cache-dtype has it; empty: the model keeps none. What a GPU
+// rounds to by itself is not in it.
+// Threads: pure.
+std::string KvCacheDtypeOf(const control::ModelSummary& model);
+
 struct Member {
   WorkerId worker;
   Epoch epoch;

@@ -10,7 +10,7 @@
 
 namespace dovetail::attention {
 
-size_t AttentionExecutor::BlockBytes(const proto::AttentionTable& table) {
+size_t AttentionExecutor::BlockBytes(const proto::AttentionTable& table, KvStorage storage) {
   size_t bytes = 0, state_bytes = 0;
   for (const proto::AttentionSpec& spec : table.groups) {
     if (const auto* linear = std::get_if<proto::LinearSpec>(&spec)) {
@@ -18,23 +18,27 @@ size_t AttentionExecutor::BlockBytes(const proto::AttentionTable& table) {
       continue;
     }
     const auto& softmax = std::get<proto::SoftmaxSpec>(spec);
-    const kernels::KvBlockLayout layout{softmax.key_dim, softmax.value_dim, softmax.kv};
+    const kernels::KvBlockLayout layout{softmax.key_dim, softmax.value_dim, softmax.kv, storage};
     bytes = std::max(bytes, (layout.bytes() + 63) / 64 * 64);
   }
   return bytes > 0 ? bytes : state_bytes;
 }
 
-AttentionExecutor::AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches)
+AttentionExecutor::AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches,
+                                     KvStorage storage)
     : device_(device),
       core_(core),
-      block_bytes_(BlockBytes(core.table())),
+      storage_(storage),
+      block_bytes_(BlockBytes(core.table(), storage)),
       stream_(device.CreateStream()),
       micro_batches_(micro_batches + proto::kMoveSlots) {}
 
 absl::StatusOr<std::unique_ptr<AttentionExecutor>> AttentionExecutor::Create(kernels::Device& device,
                                                                              AttentionWorkerCore& core,
-                                                                             uint32_t kv_blocks, int micro_batches) {
-  std::unique_ptr<AttentionExecutor> executor(new AttentionExecutor(device, core, micro_batches));
+                                                                             uint32_t kv_blocks, int micro_batches,
+                                                                             KvStorage storage) {
+  DT_RETURN_IF_ERROR(CheckKvStorage(core.table(), storage, /*gpu=*/""));
+  std::unique_ptr<AttentionExecutor> executor(new AttentionExecutor(device, core, micro_batches, storage));
   DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
   if (core.table().has_linear()) {
     DT_ASSIGN_OR_RETURN(executor->linear_, LinearExecutor::Create(device, core, executor->block_bytes_,
@@ -47,7 +51,8 @@ absl::StatusOr<std::unique_ptr<AttentionExecutor>> AttentionExecutor::Create(ker
 
 kernels::AttentionShape AttentionExecutor::ShapeOf(LayerGroup group) const {
   const proto::SoftmaxSpec& spec = core_.table().softmax(group);
-  return kernels::AttentionShape{spec.group_size(), spec.key_dim, spec.value_dim, spec.scale, spec.window, spec.kv};
+  return kernels::AttentionShape{spec.group_size(), spec.key_dim, spec.value_dim, spec.scale,
+                                 spec.window,       spec.kv,      storage_};
 }
 
 absl::Status AttentionExecutor::Grow(SharedBuffer& buffer, size_t bytes) {
@@ -279,14 +284,8 @@ struct HeadRows {
 };
 
 void GatherBlock(const std::byte* block, const HeadRows& out) {
-  const size_t element = SizeOf(out.layout.dtype);
-  for (int row = 0; row < out.rows; ++row) {
-    std::byte* k = out.k + row * out.k_step;
-    for (int i = 0; i < out.layout.key_dim; ++i)
-      std::memcpy(k + i * element, block + out.layout.key_offset(out.token + row, i), element);
-    std::memcpy(out.v + row * out.v_step, block + out.layout.value_offset(out.token + row, 0),
-                out.layout.value_dim * element);
-  }
+  for (int row = 0; row < out.rows; ++row)
+    out.layout.ReadRow(block, out.token + row, out.k + row * out.k_step, out.v + row * out.v_step);
 }
 
 }  // namespace

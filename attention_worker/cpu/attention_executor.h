@@ -22,11 +22,13 @@ namespace dovetail::attention {
 class AttentionExecutor final : public AttentionBackend {
  public:
   // Bytes of one KvBlock of this model: the largest over its layer groups, since all share the arena.
-  static size_t BlockBytes(const proto::AttentionTable& table);
+  static size_t BlockBytes(const proto::AttentionTable& table, KvStorage storage = KvStorage::kAsSent);
 
-  // kResourceExhausted when the device has no room for kv_blocks blocks.
+  // kResourceExhausted when the device has no room for kv_blocks blocks. kUnimplemented for 8 bits and linear states,
+  // kInvalidArgument for 8 bits and another wire type than bfloat16.
   static absl::StatusOr<std::unique_ptr<AttentionExecutor>> Create(kernels::Device& device, AttentionWorkerCore& core,
-                                                                   uint32_t kv_blocks, int micro_batches);
+                                                                   uint32_t kv_blocks, int micro_batches,
+                                                                   KvStorage storage = KvStorage::kAsSent);
 
   absl::Status Copy(std::span<const BlockCopy> copies) override;
   absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) override;
@@ -57,7 +59,7 @@ class AttentionExecutor final : public AttentionBackend {
     std::span<const std::byte> linear_query;           // likewise, of a linear state
   };
 
-  AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches);
+  AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches, KvStorage storage);
   kernels::AttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Grow(SharedBuffer& buffer, size_t bytes);
   absl::StatusOr<transport::LentBytes> AppendToStates(MicroBatch& batch, MicroBatchId id, int op,
@@ -71,6 +73,7 @@ class AttentionExecutor final : public AttentionBackend {
 
   kernels::Device& device_;
   AttentionWorkerCore& core_;  // read only
+  const KvStorage storage_;
   const size_t block_bytes_;
   std::unique_ptr<kernels::Stream> stream_;
   std::unique_ptr<kernels::Buffer> arena_;

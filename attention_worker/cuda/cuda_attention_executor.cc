@@ -69,8 +69,7 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
                                                                                 exchange::SharedGpu* shared_gpu,
                                                                                 KvStorage storage) {
   DT_RETURN_IF_ERROR(CheckTable(core.table()));
-  if (storage == KvStorage::kE4M3 && core.table().has_linear())
-    return Unimplemented("--kv-cache-dtype fp8_e4m3: not for models with linear states, which share the blocks");
+  DT_RETURN_IF_ERROR(CheckKvStorage(core.table(), storage, device.name()));
   DT_ASSIGN_OR_RETURN(kernels::cuda::CudaStream* const stream, device.WorkerStream());
   std::unique_ptr<CudaAttentionExecutor> executor(
       new CudaAttentionExecutor(device, core, *stream, micro_batches, shared_gpu, storage));

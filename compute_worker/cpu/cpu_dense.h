@@ -14,8 +14,8 @@ namespace dovetail::compute {
 class CpuDense final : public DenseBackend {
  public:
   CpuDense(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device,
-           int micro_batches)
-      : dense_(model, table, device, micro_batches), sampler_(model, device, dense_.stream()) {}
+           int micro_batches, KvStorage storage)
+      : dense_(model, table, device, micro_batches, storage), sampler_(model, device, dense_.stream()) {}
 
   std::vector<SequenceId> PendingGrammars(const proto::StepPlan& plan) override {
     return sampler_.PendingGrammars(plan);

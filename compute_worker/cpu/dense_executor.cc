@@ -36,16 +36,16 @@ StepProgram ProgramOf(const model::LoadedModel& model, bool q_first) {
 }
 
 DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table,
-                             kernels::Device& device, int micro_batches)
+                             kernels::Device& device, int micro_batches, KvStorage storage)
     : model_(model),
       table_(table),
       device_(device),
       stream_(device.CreateStream()),
       context_(kernels::ContextOf(*stream_)),
-      prompts_(device, table, micro_batches),
+      prompts_(device, table, micro_batches, storage),
       states_(device, table, micro_batches),
-      heads_of_ranks_(device, table, micro_batches),
-      queries_of_ranks_(device, table, micro_batches),
+      heads_of_ranks_(device, table, micro_batches, storage),
+      queries_of_ranks_(device, table, micro_batches, storage),
       micro_batches_(micro_batches),
       widths_(WidthsOf(model)) {
   for (MicroBatch& batch : micro_batches_) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/kv_storage.h"
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/cpu/pass_q_attention.h"
@@ -31,7 +32,7 @@ class DenseExecutor {
  public:
   // `model` and `device` outlive it.
   DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device,
-                int micro_batches);
+                int micro_batches, KvStorage storage = KvStorage::kAsSent);
 
   // Sizes buffers for the plan that `core` runs in this micro-batch, embeds its tokens and computes rope angles.
   // kResourceExhausted: no memory; kInvalidArgument: a token outside the vocabulary. Allocates.

@@ -21,7 +21,8 @@ namespace dovetail::compute {
 class PassQAttention {
  public:
   // Both outlive it.
-  PassQAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
+  PassQAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches,
+                 KvStorage storage = KvStorage::kAsSent);
 
   // For the plan that `core` runs in this micro-batch, after wire.Prepare; the others will use `threads`. Does nothing
   // unless that is a rank which asks others.
@@ -67,6 +68,7 @@ class PassQAttention {
 
   kernels::Device& device_;
   const proto::AttentionTable& table_;
+  const KvStorage storage_;
   const size_t block_bytes_;
   std::vector<MicroBatch> micro_batches_;
 };

@@ -7,23 +7,29 @@
 
 namespace dovetail::compute {
 
-size_t PromptAttention::BlockBytes(const proto::AttentionTable& table) {
+size_t PromptAttention::BlockBytes(const proto::AttentionTable& table, KvStorage storage) {
   size_t bytes = 0;
   for (int g = 0; g < table.group_count(); ++g) {
     const proto::SoftmaxSpec& spec = table.softmax(LayerGroup(static_cast<uint16_t>(g)));
     if (spec.linear()) continue;
-    const kernels::KvBlockLayout layout{spec.key_dim, spec.value_dim, spec.kv};
+    const kernels::KvBlockLayout layout{spec.key_dim, spec.value_dim, spec.kv, storage};
     bytes = std::max(bytes, (layout.bytes() + 63) / 64 * 64);
   }
   return bytes;
 }
 
-PromptAttention::PromptAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches)
-    : device_(device), table_(table), block_bytes_(BlockBytes(table)), micro_batches_(micro_batches) {}
+PromptAttention::PromptAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches,
+                                 KvStorage storage)
+    : device_(device),
+      table_(table),
+      storage_(storage),
+      block_bytes_(BlockBytes(table, storage)),
+      micro_batches_(micro_batches) {}
 
 kernels::AttentionShape PromptAttention::ShapeOf(LayerGroup group) const {
   const proto::SoftmaxSpec& spec = table_.softmax(group);
-  return kernels::AttentionShape{spec.group_size(), spec.key_dim, spec.value_dim, spec.scale, spec.window, spec.kv};
+  return kernels::AttentionShape{spec.group_size(), spec.key_dim, spec.value_dim, spec.scale,
+                                 spec.window,       spec.kv,      storage_};
 }
 
 absl::Status PromptAttention::Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/kv_storage.h"
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/step_wire.h"
@@ -12,15 +13,16 @@
 
 namespace dovetail::compute {
 
-// Attends prompts on the compute worker, over blocks that PromptScratch numbers: the same kernels and the same order of
-// sums as on attention workers, so the same bits.
+// Attends prompts on the compute worker, over blocks that PromptScratch numbers: the same kernels, the same storage and
+// the same order of sums as on attention workers, so the same bits.
 // Threads: reactor-owned; Run neither allocates nor locks.
 class PromptAttention {
  public:
-  // Bytes of one block of the scratch; 0: no layer of the model keeps K and V.
-  static size_t BlockBytes(const proto::AttentionTable& table);
+  // Bytes of one block of the scratch; 0: no layer of the model keeps K and V. `storage`: as attention workers store.
+  static size_t BlockBytes(const proto::AttentionTable& table, KvStorage storage = KvStorage::kAsSent);
 
-  PromptAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
+  PromptAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches,
+                  KvStorage storage = KvStorage::kAsSent);
 
   // For the plan that `core` runs in this micro-batch, after wire.Prepare; Run will use `threads`. The memory of the
   // scratch is taken with the first prompt. kResourceExhausted: no memory.
@@ -80,6 +82,7 @@ class PromptAttention {
 
   kernels::Device& device_;
   const proto::AttentionTable& table_;
+  const KvStorage storage_;
   const size_t block_bytes_;
   std::unique_ptr<kernels::Buffer> arena_;
   std::vector<MicroBatch> micro_batches_;

@@ -90,12 +90,18 @@ void CopyRows(const Rows& from, int64_t element, int64_t rows, int64_t bytes, st
 
 }  // namespace
 
-SwitchAttention::SwitchAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches)
-    : device_(device), table_(table), block_bytes_(PromptAttention::BlockBytes(table)), micro_batches_(micro_batches) {}
+SwitchAttention::SwitchAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches,
+                                 KvStorage storage)
+    : device_(device),
+      table_(table),
+      storage_(storage),
+      block_bytes_(PromptAttention::BlockBytes(table, storage)),
+      micro_batches_(micro_batches) {}
 
 kernels::AttentionShape SwitchAttention::ShapeOf(LayerGroup group) const {
   const proto::SoftmaxSpec& spec = table_.softmax(group);
-  return kernels::AttentionShape{spec.group_size(), spec.key_dim, spec.value_dim, spec.scale, spec.window, spec.kv};
+  return kernels::AttentionShape{spec.group_size(), spec.key_dim, spec.value_dim, spec.scale,
+                                 spec.window,       spec.kv,      storage_};
 }
 
 absl::Status SwitchAttention::Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {

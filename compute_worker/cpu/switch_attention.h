@@ -23,7 +23,8 @@ namespace dovetail::compute {
 class SwitchAttention {
  public:
   // Both outlive it.
-  SwitchAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
+  SwitchAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches,
+                  KvStorage storage = KvStorage::kAsSent);
 
   // For the plan that `core` runs in this micro-batch, after wire.Prepare; Attend will use `threads`. Does nothing
   // unless that is a rank which switches heads.
@@ -67,6 +68,7 @@ class SwitchAttention {
 
   kernels::Device& device_;
   const proto::AttentionTable& table_;
+  const KvStorage storage_;
   const size_t block_bytes_;
   std::vector<MicroBatch> micro_batches_;
 };

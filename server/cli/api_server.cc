@@ -200,7 +200,8 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     options.tls = flags_.tls;
     DT_RETURN_IF_ERROR(SetLimits(flags_.limits, options));
     options.max_num_seqs = served.max_num_seqs;
-    options.kv_cache_dtype = std::string(Name(served.kv_dtype));
+    options.kv_cache_dtype =
+        std::string(served.kv_storage != KvStorage::kAsSent ? Name(served.kv_storage) : Name(served.kv_dtype));
     auto tokenizer = TokenizerFilesOf(*served.checkpoint);
     if (tokenizer.ok()) options.tokenizer = *std::move(tokenizer);
     const bool absent = absl::IsFailedPrecondition(tokenizer.status());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/kv_storage.h"
 #include "base/status.h"
 #include "engine/engine.h"
 #include "model/checkpoint.h"
@@ -50,6 +51,7 @@ struct ServedEngine {
   int64_t max_model_len = 0;
   int max_num_seqs = 0;
   DType kv_dtype = DType::kBF16;
+  KvStorage kv_storage = KvStorage::kAsSent;
   int64_t kv_blocks = 0;  // shown in the metrics; 0: they change
 };
 

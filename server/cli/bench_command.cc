@@ -12,6 +12,7 @@
 #include "engine/measurements/engine_measurements.h"
 #include "engine/measurements/memory_rate.h"
 #include "engine/remote_engine.h"
+#include "kernels/kv_block.h"
 #include "server/cli/command_line.h"
 #include "server/cli/host_kv.h"
 #include "server/cli/role.h"
@@ -294,11 +295,15 @@ absl::Status AddHostKv(const BenchFlags& flags, const RunningEngine& engine, Rep
   HostKv memory{.threads = stream->pool().threads()};
   DT_ASSIGN_OR_RETURN(memory.read_bytes_per_s, engine::MeasureReadRate(stream->pool(), engine::kHostReadRateBytes));
   memory.gpu_bytes = static_cast<double>(KvRoomOf(*gpu));
+  const model::ModelConfig& config = engine.model->config();
+  kernels::KvBlockLayout block{static_cast<int>(config.key_dim), static_cast<int>(config.value_dim), engine.kv_dtype};
+  const auto as_sent = static_cast<double>(block.bytes());
+  block.storage = engine.kv_storage;
+  const double stored = static_cast<double>(block.bytes()) / as_sent;
   for (Measurement& row : report.measurements) {
     if (IsPrefill(row) || row.prompt_tokens <= 1) continue;  // a single stream from one token has hardly any KV
     const int64_t tokens = row.prompt_tokens + engine::OutputTokensNeeded(ShapeOf(flags, row.sequences)) / 2;
-    row.host_kv =
-        HostKvOf(memory, engine.model->config(), engine.kv_dtype, tokens, row.sequences, row.SecondsPerToken());
+    row.host_kv = HostKvOf(memory, config, engine.kv_dtype, tokens, row.sequences, row.SecondsPerToken(), stored);
   }
   report.host_kv = memory;
   return absl::OkStatus();

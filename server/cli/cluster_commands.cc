@@ -150,9 +150,11 @@ void ClusterCommands::AddAttentionWorker(CLI::App& app, const Report& report) {
       ->type_name("SIZE")
       ->group("KV cache");
   attention
-      .add_option("--kv-cache-dtype", attention_.kv_cache_dtype,
-                  "K and V in its memory: auto: as they come; fp8_e4m3: 8 bits, on a GPU")
-      ->check(OneOf({"auto", "fp8_e4m3"}))
+      .add_option(
+          "--kv-cache-dtype", attention_.kv_cache_dtype,
+          "K and V in its memory: auto: as the compute workers say; int8, int8_per_token_head, fp8, fp8_e4m3: 8 "
+          "bits; int8 on a CPU")
+      ->check(OneOf({"auto", "int8", "int8_per_token_head", "fp8", "fp8_e4m3"}))
       ->type_name("TYPE")
       ->group("KV cache");
   attention.add_option("--kv-leave", attention_.kv_leave, "With auto: what to leave of it, for weights still to come")

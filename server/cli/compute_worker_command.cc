@@ -42,6 +42,8 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(auto connectors, control::ConnectorsOf(data, options.security, {.address = options.scheduler}));
   DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags.engine),
                                                                   StateDtypeOf(flags.engine)));
+  const KvStorage storage = KvStorageOf(flags.engine.kv_cache_dtype);
+  DT_RETURN_IF_ERROR(attention::CheckKvStorage(table, storage, /*gpu=*/""));  // or no attention worker would join
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,
                       LoadOpenModel(flags.engine, std::move(checkpoint), *device,
                                     LogsAsJson() ? model::LoadProgress() : TerminalProgress("loading")));
@@ -54,6 +56,7 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(options.model,
                       engine::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine), model->weight_bytes,
                                              options.files, StateDtypeOf(flags.engine)));
+  options.model->kv_storage = storage;
   options.capabilities.arithmetic = ArithmeticOf(flags.engine, *device, loaded);
   LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB of weights");
   const uint64_t digest = options.model->digest;

@@ -60,9 +60,10 @@ void AddWeightFormatFlags(CLI::App& command, EngineFlags& flags) {
       ->group("Model");
   command
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
-                  "K and V, in memory and on the wire: bfloat16, float16, float32; fp8_e4m3: 8 bits in a GPU's "
-                  "memory, bfloat16 on the wire; auto: float32 with --dtype float32, else bfloat16")
-      ->check(OneOf({"auto", "bfloat16", "float16", "float32", "fp8_e4m3"}))
+                  "K and V, in memory and on the wire: bfloat16, float16, float32; 8 bits in memory, bfloat16 on the "
+                  "wire: int8 (int8_per_token_head), with a scale for each token and head, on CPUs; fp8_e4m3 (fp8); "
+                  "auto: float32 with --dtype float32, else bfloat16")
+      ->check(OneOf({"auto", "bfloat16", "float16", "float32", "int8", "int8_per_token_head", "fp8", "fp8_e4m3"}))
       ->type_name("TYPE")
       ->group("KV cache");
   command
@@ -331,12 +332,14 @@ DType KvDtypeOf(const EngineFlags& flags) {
   if (flags.kv_cache_dtype == "float32") return DType::kF32;
   if (flags.kv_cache_dtype == "float16") return DType::kF16;
   if (flags.kv_cache_dtype == "bfloat16") return DType::kBF16;
-  if (KvStorageOf(flags.kv_cache_dtype) == attention::KvStorage::kE4M3) return DType::kBF16;
+  if (KvStorageOf(flags.kv_cache_dtype) != attention::KvStorage::kAsSent) return DType::kBF16;
   return flags.dtype == "float32" ? DType::kF32 : DType::kBF16;
 }
 
 attention::KvStorage KvStorageOf(const std::string& kv_cache_dtype) {
-  return kv_cache_dtype == "fp8_e4m3" ? attention::KvStorage::kE4M3 : attention::KvStorage::kAsSent;
+  if (kv_cache_dtype == "fp8_e4m3" || kv_cache_dtype == "fp8") return attention::KvStorage::kE4M3;
+  if (kv_cache_dtype == "int8" || kv_cache_dtype == "int8_per_token_head") return attention::KvStorage::kInt8;
+  return attention::KvStorage::kAsSent;
 }
 
 DType StateDtypeOf(const EngineFlags& flags) {
@@ -413,6 +416,7 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
 absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) {
   compute::ComputeWorkerTuning tuning;
   tuning.q_first = flags.q_first;
+  tuning.kv_storage = KvStorageOf(flags.kv_cache_dtype);
   tuning.hand_over_at_end = flags.hand_over == "end";
   tuning.linear_prompts = flags.linear_prompts == "compute";
   if (flags.prompt_scratch != "auto") {
@@ -517,6 +521,9 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
     const bool on_gpu = engine::AsGpu(*engine.device) != nullptr;
     const bool cache_on_its_gpu = on_gpu && engine.attention_device == nullptr && compute_workers == 1;
     DT_RETURN_IF_ERROR(CheckPrefillExchange(flags, *table, on_gpu, cache_on_its_gpu));
+    kernels::Device& attending = engine.attention_device != nullptr ? *engine.attention_device : *engine.device;
+    DT_RETURN_IF_ERROR(attention::CheckKvStorage(*table, KvStorageOf(flags.kv_cache_dtype),
+                                                 engine::AsGpu(attending) != nullptr ? attending.name() : ""));
   }
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
@@ -529,7 +536,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
       return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
   }
   engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
-  options.kv_storage = KvStorageOf(flags.kv_cache_dtype);
+  engine.kv_storage = options.kv_storage = KvStorageOf(flags.kv_cache_dtype);
   options.state_dtype = StateDtypeOf(flags);
   options.snapshot_percent = flags.state_snapshots;
   options.digests = DigestsOf(flags.kv_checksums);

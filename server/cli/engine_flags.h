@@ -112,6 +112,7 @@ struct RunningEngine {
   int64_t max_model_len = 0;
   int max_step_tokens = 0;
   DType kv_dtype = DType::kBF16;
+  attention::KvStorage kv_storage = attention::KvStorage::kAsSent;
 };
 
 // Bytes of a GPU's free memory that its KV cache may take: a step's tables lie there, too, and whatever CUDA takes

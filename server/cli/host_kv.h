@@ -23,11 +23,10 @@ struct HostKvOfBatch {
 };
 
 // Units: `tokens` is the mean length of a sequence while it is measured; `step_seconds` > 0 is a step's time, in which
-// each of `sequences` gets one token. `kv` is the type that the cache stores.
-// Errors: none.
-// Threads: pure.
+// each of `sequences` gets one token. `kv` is the type that crosses. Host memory has `stored` times its bytes; the
+// GPU's memory would have the bytes that cross. Errors: none. Threads: pure.
 HostKvOfBatch HostKvOf(const HostKv& memory, const model::ModelConfig& config, DType kv, int64_t tokens, int sequences,
-                       double step_seconds);
+                       double step_seconds, double stored = 1);
 
 // One line for a table, without a newline: "KV 2.15 GB a step: at least 13.0 ms, 18% of the read rate; the GPU's memory
 // would hold 1024 such sequences".

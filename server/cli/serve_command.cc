@@ -40,6 +40,7 @@ absl::Status RunServe(const ServeFlags& flags) {
                                  .max_model_len = engine.max_model_len,
                                  .max_num_seqs = flags.engine.max_num_seqs,
                                  .kv_dtype = engine.kv_dtype,
+                                 .kv_storage = engine.kv_storage,
                                  .kv_blocks = static_cast<int64_t>(cluster.kv_tokens() / kSegmentTokens)}));
   stop.OwnerEnds();
   LogInfo("serving ", api->model_name(), ": ", engine.model->weight_bytes >> 20, " MiB of weights, KV cache of ",

@@ -48,7 +48,8 @@ absl::Status Serve(engine::RemoteEngine& engine, ApiServer& api, StopSignal& sto
                     .model_digest = engine.model().digest,
                     .max_model_len = engine.max_model_len(),
                     .max_num_seqs = engine.max_num_seqs(),
-                    .kv_dtype = engine.model().attention.softmax(LayerGroup(0)).kv});
+                    .kv_dtype = engine.model().attention.softmax(LayerGroup(0)).kv,
+                    .kv_storage = engine.model().kv_storage});
 }
 
 }  // namespace

@@ -43,8 +43,9 @@ void Print(const pb::Worker& worker) {
 }
 
 void Print(const pb::ClusterStatus& status) {
-  std::printf("model %s, %s; dovetail %s, %s, up %.0f s\n",
-              status.model().empty() ? "(none yet)" : status.model().c_str(),
+  const std::string kv = status.kv_cache_dtype().empty() ? "" : ", K and V in " + status.kv_cache_dtype();
+  std::printf("model %s%s, %s; dovetail %s, %s, up %.0f s\n",
+              status.model().empty() ? "(none yet)" : status.model().c_str(), kv.c_str(),
               status.serving() ? "serving" : status.why_not().c_str(), status.version().c_str(),
               status.data_plane_version().c_str(), status.uptime_seconds());
   std::printf("%u server(s), %u sequences running, %u requests waiting, %llu tokens in %llu steps\n", status.servers(),

@@ -86,6 +86,10 @@ class Up {
     DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
     DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
                                                                     StateDtypeOf(flags_.engine)));
+    const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
+    for (const std::string& device : devices)
+      DT_RETURN_IF_ERROR(
+          attention::CheckKvStorage(table, KvStorageOf(flags_.engine.kv_cache_dtype), device == "cpu" ? "" : device));
     DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, flags_.engine.device.starts_with("cuda"),
                                             /*cache_on_its_gpu=*/false));
     if (flags_.engine.kv_cache_memory != "auto") {
@@ -252,8 +256,8 @@ class Up {
       const Arguments kv = KvArguments(devices[(i - 1) % devices.size()]);
       workers_[name].insert(workers_[name].end(), kv.begin(), kv.end());
       if (engine.kv_checksums) workers_[name].push_back("--kv-checksums");
-      if (engine.kv_cache_dtype == "fp8_e4m3")
-        workers_[name].insert(workers_[name].end(), {"--kv-cache-dtype", "fp8_e4m3"});
+      if (KvStorageOf(engine.kv_cache_dtype) != attention::KvStorage::kAsSent)
+        workers_[name].insert(workers_[name].end(), {"--kv-cache-dtype", engine.kv_cache_dtype});
       trace(name);
     }
     if (flags_.trust_network)

@@ -13,7 +13,9 @@ engine::Engine& Alone::Engine() {
   auto model = TestModel::Load(path_, model::WeightFormat::kF32, {.threads = 1});
   DT_CHECK(model.ok(), std::string(model.status().message()));
   model_ = *std::move(model);
-  engine::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
+  engine::EmbeddedClusterOptions options =
+      ClusterOptionsFor(*model_, storage_ == KvStorage::kAsSent ? DType::kF32 : DType::kBF16);
+  options.kv_storage = storage_;
   options.state_dtype = state_;
   options.scheduler.max_num_seqs = 1;
   options.scheduler.enable_prefix_caching = false;

@@ -182,6 +182,7 @@ absl::Status MiniCluster::LoadModel() {
                       TestModel::Load(options_.model, options_.weights, {.threads = 1, .max_isa = options_.isa}));
   DT_ASSIGN_OR_RETURN(summary_, engine::SummarizeModel(*model_->model->checkpoint, options_.kv,
                                                        model_->model->weight_bytes, files_, options_.state));
+  summary_.kv_storage = options_.compute.kv_storage;
   return absl::OkStatus();
 }
 
@@ -284,7 +285,11 @@ absl::Status MiniCluster::StartAttention(const std::string& name, uint64_t kv_by
 absl::Status MiniCluster::StartCompute(const std::string& name) {
   if (processes()) {
     const bool f32 = options_.weights == model::WeightFormat::kF32;
-    const std::string kv = options_.kv == DType::kF32 ? "float32" : options_.kv == DType::kF16 ? "float16" : "bfloat16";
+    const KvStorage storage = options_.compute.kv_storage;
+    const std::string kv = storage != KvStorage::kAsSent ? std::string(dovetail::Name(storage))
+                           : options_.kv == DType::kF32  ? "float32"
+                           : options_.kv == DType::kF16  ? "float16"
+                                                         : "bfloat16";
     processes_[name] = StartProcess(
         HostOf(name) - 1, {"compute-worker", options_.model.string(), "--name", name, "--scheduler", address_,
                            "--lanes", options_.lanes, "--threads", "1", "--dtype", f32 ? "float32" : "auto",

@@ -40,7 +40,7 @@ struct MiniClusterOptions {
   DType state = DType::kF32;                               // of linear states
   kernels::Isa isa = kernels::Isa::kAvx512;                // threads only
   scheduler::SchedulerOptions scheduler;                   // attention and model_digest are filled in
-  compute::ComputeWorkerTuning compute;                    // threads only
+  compute::ComputeWorkerTuning compute;                    // threads only, but for kv_storage
   attention::Digests digests = attention::Digests::kNone;  // threads only
   uint64_t kv_bytes = uint64_t{8} << 20;                   // of each attention worker
   int attention_workers = 1;                               // a1, a2, ..

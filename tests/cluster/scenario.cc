@@ -98,6 +98,7 @@ const char* Name(TinyModelKind kind) {
 std::string Scenario::ToString() const {
   std::string text = absl::StrCat(
       "DOVETAIL_SEED=", seed, "\n  model ", Name(model), " kv ", std::string(dovetail::Name(kv)),
+      storage == KvStorage::kAsSent ? "" : absl::StrCat(" ", std::string(dovetail::Name(storage))),
       avx512 ? " avx512" : " avx2", " threads ", threads, "\n  workers ", workers, " placement ", Name(placement),
       " token_shard ", token_shard, " micro_batches ", micro_batches, " prefix_cache ", prefix_cache, " spare_blocks ",
       spare_blocks, "\n  prompt_kib ", prompt_kib, " gather_piece ", gather_piece, " prompt_tokens ", prompt_tokens,
@@ -162,6 +163,11 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
     scenario.prefix = proto::PrefixExchange::kPassQ;
   Dice pieces(seed ^ 0x91ece);
   if (!pieces.OneIn(3)) scenario.gather_piece = 1 << pieces.Of(6, 15);
+  Dice storages(seed ^ 0x8b175);
+  const bool linear = scenario.model == TinyModelKind::kGatedDelta || scenario.model == TinyModelKind::kLightning ||
+                      scenario.model == TinyModelKind::kMamba2;
+  if (scenario.kv == DType::kBF16 && !linear && !storages.OneIn(3))
+    scenario.storage = storages.OneIn(2) ? KvStorage::kE4M3 : KvStorage::kInt8;
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
   Dice vectors(seed ^ 0x9001ed);
@@ -217,7 +223,8 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
   change(&Scenario::step_tokens, kScenarioPositions);
   change(&Scenario::threads, 1);
   change(&Scenario::avx512, false);
-  change(&Scenario::kv, DType::kF32);
+  change(&Scenario::storage, KvStorage::kAsSent);
+  if (scenario.storage == KvStorage::kAsSent) change(&Scenario::kv, DType::kF32);
   change(&Scenario::token_shard, 64);
   if (scenario.model != TinyModelKind::kGrouped) change(&Scenario::model, TinyModelKind::kGrouped);
   for (size_t i = 0; i < scenario.requests.size(); ++i) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/kv_storage.h"
 #include "proto/prefill_exchange.h"
 #include "requests/generation.h"
 #include "scheduler/core/scheduler.h"
@@ -57,6 +58,7 @@ struct Scenario {
   uint64_t seed = 0;
   TinyModelKind model = TinyModelKind::kGrouped;
   DType kv = DType::kF32;
+  KvStorage storage = KvStorage::kAsSent;  // 8 bits with a bf16 kv, of models without linear states
   bool avx512 = true;
   int threads = 1;
   int workers = 1;

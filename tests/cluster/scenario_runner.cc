@@ -52,7 +52,7 @@ TinyModelSpec SpecOf(TinyModelKind kind) {
 int64_t BlocksOf(int tokens) { return (tokens + kSegmentTokens - 1) / kSegmentTokens; }
 
 // Bytes of all KV heads and layers of `blocks` x 64 tokens on each of `workers`.
-uint64_t KvBytes(const TestModel& model, DType kv, int64_t blocks, int workers) {
+uint64_t KvBytes(const TestModel& model, DType kv, KvStorage storage, int64_t blocks, int workers) {
   const auto table = compute::AttentionTableOf(model.config(), kv);
   DT_CHECK(table.ok());
   uint64_t kv_blocks = 0;
@@ -60,7 +60,7 @@ uint64_t KvBytes(const TestModel& model, DType kv, int64_t blocks, int workers) 
     const proto::SoftmaxSpec& spec = table->softmax(LayerGroup(static_cast<uint16_t>(group)));
     kv_blocks += uint64_t(table->ops_in_group[group]) * spec.kv_heads * spec.blocks_per_head;
   }
-  return kv_blocks * attention::AttentionExecutor::BlockBytes(*table) * blocks * workers;
+  return kv_blocks * attention::AttentionExecutor::BlockBytes(*table, storage) * blocks * workers;
 }
 
 // Where two rows of floats first differ as bits, or empty.
@@ -149,9 +149,10 @@ TestModel& ScenarioRunner::Model(TinyModelKind kind, bool avx512, int threads) {
 engine::Engine& ScenarioRunner::AloneEngine(const Alone& which) {
   auto& engine = alone_[which];
   if (engine == nullptr) {
-    const auto [kind, avx512, kv] = which;
+    const auto [kind, avx512, kv, storage] = which;
     TestModel& model = Model(kind, avx512, 1);
     engine::EmbeddedClusterOptions options = ClusterOptionsFor(model, kv);
+    options.kv_storage = storage;
     options.scheduler.max_model_len = kScenarioPositions;
     options.scheduler.max_num_batched_tokens = kScenarioPositions;
     options.scheduler.max_num_seqs = 1;
@@ -208,7 +209,7 @@ std::string ScenarioRunner::Compare(const Scenario& scenario, size_t index, cons
     return absl::StrCat("request ", index, ": ", sink.protocol_errors(), " updates out of order");
   std::vector<Choice> all_alone;
   for (int choice = 0; choice < spec.choices; ++choice) {
-    all_alone.push_back(RunAlone({scenario.model, scenario.avx512, scenario.kv}, spec, choice));
+    all_alone.push_back(RunAlone({scenario.model, scenario.avx512, scenario.kv, scenario.storage}, spec, choice));
     const std::string difference = CompareChoice(all_alone.back(), sink, choice, spec.cancel_after >= 0);
     if (!difference.empty()) return absl::StrCat("request ", index, " choice ", choice, ": ", difference);
   }
@@ -223,6 +224,7 @@ std::string ScenarioRunner::Compare(const Scenario& scenario, size_t index, cons
 Outcome ScenarioRunner::Run(const Scenario& scenario) {
   TestModel& model = Model(scenario.model, scenario.avx512, scenario.threads);
   engine::EmbeddedClusterOptions options = ClusterOptionsFor(model, scenario.kv);
+  options.kv_storage = scenario.storage;
   options.attention_workers = scenario.workers;
   options.compute_workers = scenario.compute_workers;
   options.scheduler.prefill_ranks = scenario.prefill_ranks;
@@ -251,12 +253,13 @@ uint64_t ScenarioRunner::KvBytesOfWorker(const Scenario& scenario) {
   for (const RequestSpec& request : scenario.requests)
     largest = std::max(largest, BlocksOf(request.prompt + request.max_tokens));
   const int64_t blocks = scenario.spare_blocks < 0 ? 256 : std::max<int64_t>(2, largest + scenario.spare_blocks);
-  return KvBytes(Model(scenario.model, scenario.avx512, scenario.threads), scenario.kv, blocks, 1);
+  return KvBytes(Model(scenario.model, scenario.avx512, scenario.threads), scenario.kv, scenario.storage, blocks, 1);
 }
 
 compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) {
   compute::ComputeWorkerTuning tuning;
   if (scenario.prompt_kib >= 0) tuning.prompt_scratch_bytes = uint64_t(scenario.prompt_kib) << 10;
+  tuning.kv_storage = scenario.storage;
   tuning.prompt_tokens = scenario.prompt_tokens;
   tuning.gather_piece_bytes = scenario.gather_piece;
   tuning.key_values_in_flight = scenario.key_values_in_flight;

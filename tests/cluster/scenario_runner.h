@@ -45,7 +45,7 @@ class ScenarioRunner {
     std::vector<proto::PositionLogprobs> logprobs, prompt_logprobs;
     std::vector<float> prompt_logits, pooled;
   };
-  using Alone = std::tuple<TinyModelKind, bool, DType>;
+  using Alone = std::tuple<TinyModelKind, bool, DType, KvStorage>;
 
   TestModel& Model(TinyModelKind kind, bool avx512, int threads);
   engine::Engine& AloneEngine(const Alone& which);

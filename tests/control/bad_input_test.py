@@ -154,6 +154,9 @@ class BadInputTest(unittest.TestCase):
         text = ("brings the model stories260K-f32.gguf, but this cluster serves", "give it the same model and flags")
         self.refused(*self.compute(None, "--kv-cache-dtype", "float32"), saying=text)
         self.refused(*self.compute(None, "--dtype", "float32"), saying=text)
+        self.refused(*self.compute(None, "--kv-cache-dtype", "int8"),
+                     saying=("attends K and V int8, but this cluster's compute workers as sent",
+                             "give it the same --kv-cache-dtype"))
 
 
 class CapacityTest(unittest.TestCase):
@@ -168,6 +171,44 @@ class CapacityTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 1)
                 self.assertIn("--kv-capacity: 1024 bytes hold no KV block; this model's have 3072 bytes",
                               done.stderr.splitlines()[-1])
+
+    def test_a_worker_that_stores_k_and_v_otherwise_than_prompts_are_attended_is_refused(self):
+        with processes.Process(BINARY, "scheduler", "--listen", "127.0.0.1:0", "--lanes", "shm") as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            with processes.Process(BINARY, "compute-worker", MODEL, "--name", "c", "--lanes", "shm", "--scheduler",
+                                   address, "--kv-cache-dtype", "int8_per_token_head") as compute:
+                compute.wait_for("c is compute worker")
+                done = subprocess.run([BINARY, "status", "--scheduler", address], capture_output=True, text=True,
+                                      timeout=60, check=False)
+                self.assertIn(", K and V in int8, ", done.stdout.splitlines()[0])
+                done = subprocess.run([BINARY, "attention-worker", "--kv-capacity", "1MiB", "--lanes", "shm",
+                                       "--scheduler", address, "--kv-cache-dtype", "fp8"],
+                                      capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("--kv-cache-dtype fp8_e4m3: this cluster's compute workers attend K and V int8; start "
+                              "them with --kv-cache-dtype fp8_e4m3, or this worker without the flag",
+                              done.stderr.splitlines()[-1])
+                done = subprocess.run([BINARY, "attention-worker", "--kv-capacity", "1KiB", "--lanes", "shm",
+                                       "--scheduler", address], capture_output=True, text=True, timeout=60, check=False)
+                self.assertIn("this model's have ", done.stderr.splitlines()[-1])
+                self.assertNotIn("this model's have 3072 bytes", done.stderr.splitlines()[-1], "blocks of bfloat16")
+
+    def test_8_bits_where_they_cannot_be_are_refused_before_anything_is_loaded(self):
+        for flags, text in (
+                (("up", HYBRID, "--kv-cache-dtype", "int8"),
+                 "--kv-cache-dtype int8: not for models with linear states, which share the blocks; take bfloat16"),
+                (("serve", HYBRID, "--device", "cpu", "--kv-cache-dtype", "fp8"),
+                 "--kv-cache-dtype fp8_e4m3: not for models with linear states"),
+                (("compute-worker", HYBRID, "--device", "cpu", "--lanes", "shm", "--scheduler", "127.0.0.1:9",
+                  "--kv-cache-dtype", "int8"), "--kv-cache-dtype int8: not for models with linear states"),
+                (("up", MODEL, "--kv-cache-dtype", "int8", "--attention-devices", "cpu,cuda:1"),
+                 "--kv-cache-dtype int8: K and V in int8 lie on CPUs, and cuda:1 is a GPU; take fp8_e4m3 or bfloat16, "
+                 "or attend on CPUs")):
+            with self.subTest(flags=flags):
+                done = subprocess.run([BINARY, *flags], capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(text, done.stderr.splitlines()[-1])
+                self.assertNotIn("loaded ", done.stderr)
 
     def test_a_worker_that_holds_no_whole_sequence_is_named_when_it_joins_and_the_others_serve(self):
         with contextlib.ExitStack() as stack:

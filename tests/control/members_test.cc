@@ -123,6 +123,12 @@ TEST(Members, RefusalsNameWhatIsWrongAndTheRemedy) {
   EXPECT_THAT(std::string(refusal(request).message()),
               testing::AllOf(HasSubstr("cluster serves tiny"), HasSubstr("--kv-cache-dtype")));
 
+  request = Request(Role::kComputeWorker, 5, "x");
+  request.model->kv_storage = KvStorage::kInt8;
+  EXPECT_THAT(std::string(refusal(request).message()),
+              testing::AllOf(HasSubstr("x: attends K and V int8"), HasSubstr("compute workers as sent"),
+                             HasSubstr("the same --kv-cache-dtype")));
+
   EXPECT_EQ(refusal(Request(Role::kAttentionWorker, 1, "x")).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(refusal(Request(Role::kAttentionWorker, 1, "x")).message()), HasSubstr("already a member"));
   EXPECT_THAT(std::string(refusal(Request(Role::kAttentionWorker, 5, "c")).message()), HasSubstr("--name"));

@@ -162,6 +162,7 @@ TEST(ControlMessages, EveryBadFieldOfAJoinRequestIsNamed) {
       {"query heads", [](auto& r) { r.mutable_model()->mutable_attention()->mutable_groups(0)->set_kv_heads(3); }},
       {"attention.kv_dtype",
        [](auto& r) { r.mutable_model()->mutable_attention()->mutable_groups(0)->set_kv_dtype(9); }},
+      {"model.kv_storage", [](auto& r) { r.mutable_model()->set_kv_storage(3); }},
       {"attention.scale",
        [](auto& r) { r.mutable_model()->mutable_attention()->mutable_groups(0)->set_scale(INFINITY); }},
       {"model.files.name", [](auto& r) { r.mutable_model()->mutable_files(0)->set_name("../etc/passwd"); }},

@@ -102,8 +102,12 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
        "up: --prefill-itl-budget: 'soon' is not a number; give one in 0..600000; or auto; 0 is no limit"},
       {{"serve", "m", "--block-size", "16"},
        "serve: --block-size: 16 is outside 64..64; KV blocks have one size; leave the flag out"},
-      {{"serve", "m", "--kv-cache-dtype", "fp8"},
-       "serve: --kv-cache-dtype: 'fp8' is none of auto, bfloat16, float16, float32, fp8_e4m3"},
+      {{"serve", "m", "--kv-cache-dtype", "fp8_e5m2"},
+       "serve: --kv-cache-dtype: 'fp8_e5m2' is none of auto, bfloat16, float16, float32, int8, int8_per_token_head, "
+       "fp8, "
+       "fp8_e4m3"},
+      {{"attention-worker", "--kv-cache-dtype", "float32"},
+       "attention-worker: --kv-cache-dtype: 'float32' is none of auto, int8, int8_per_token_head, fp8, fp8_e4m3"},
       {{"serve", "m", "--state-dtype", "float16"},
        "serve: --state-dtype: 'float16' is none of float32, bfloat16, f32, bf16"},
       {{"serve", "m", "--dtype", "int3"}, "serve: --dtype: 'int3' is none of auto, float32, bfloat16"},

@@ -26,6 +26,13 @@ TEST(HostKv, AStepReadsTheKvOfAllSequences) {
       "KV 2.15 GB a step: at least 12.9 ms, 65% of the read rate; the GPU's memory would hold 953 such sequences");
 }
 
+TEST(HostKv, HostMemoryMayHoldFewerBytesThanCross) {
+  const HostKv memory{.threads = 16, .read_bytes_per_s = 166e9, .gpu_bytes = 64e9};
+  const HostKvOfBatch batch = HostKvOf(memory, Config(), DType::kBF16, 512, 32, 0.020, 0.5);
+  EXPECT_DOUBLE_EQ(batch.step_bytes, 16.0 * 512 * 131072);
+  EXPECT_EQ(batch.gpu_batch, 953) << "as they cross";
+}
+
 TEST(HostKv, StatesAreReadAndWritten) {
   model::ModelConfig config = Config();
   for (auto& layer : config.layers) layer.kind = model::LayerKind::kLinearState;
