@@ -14,8 +14,20 @@ namespace dovetail::plan {
 using Json = nlohmann::ordered_json;
 
 static const std::vector<std::string>& TypeNames() {
-  static const std::vector<std::string> names = {"float32", "float16", "bfloat16"};  // by DType
+  static const std::vector<std::string> names = {"float32", "float16", "bfloat16",  // by DType
+                                                 "fp8_e4m3", "int8"};               // then by KvStorage, from kE4M3 on
   return names;
+}
+constexpr int kTypesAsSent = 3;
+
+double KvTokenBytes(DType kv, KvStorage storage, int key_dim, int value_dim) {
+  const double elements = key_dim + value_dim;
+  if (storage == KvStorage::kAsSent) return elements * static_cast<double>(SizeOf(kv));
+  return storage == KvStorage::kInt8 ? elements + 2 * sizeof(BF16) : elements;
+}
+
+std::string KvCacheDtype(DType kv, KvStorage storage) {
+  return std::string(storage == KvStorage::kAsSent ? Name(kv) : Name(storage));
 }
 
 // FieldsOf is found by its argument, so it is in no unnamed namespace.
@@ -38,7 +50,10 @@ void FieldsOf(Io& io, ProductRates& x) {
 }
 template <typename Io>
 void FieldsOf(Io& io, AttentionRates& x) {
-  io.Choice("kv", x.kv, TypeNames());
+  int type = x.storage == KvStorage::kAsSent ? static_cast<int>(x.kv) : kTypesAsSent + static_cast<int>(x.storage) - 1;
+  io.Choice("kv", type, TypeNames());
+  x.kv = type < kTypesAsSent ? static_cast<DType>(type) : DType::kBF16;
+  x.storage = type < kTypesAsSent ? KvStorage::kAsSent : static_cast<KvStorage>(type - kTypesAsSent + 1);
   io.Whole("head_dim", x.head_dim);
   io.Whole("group", x.group);
   io.Number("decode_bytes_per_s", x.decode_bytes_per_s);
@@ -134,15 +149,18 @@ absl::StatusOr<double> DeviceProfile::BytesPerWeight(const std::string& weights)
   return rates->bytes_per_weight;
 }
 
-absl::StatusOr<AttentionRates> DeviceProfile::Attention(DType kv, int head_dim, int group) const {
+absl::StatusOr<AttentionRates> DeviceProfile::Attention(DType kv, int head_dim, int group, KvStorage storage) const {
   const AttentionRates* best = nullptr;
   const auto distance = [&](const AttentionRates& rates) {
     return std::tuple(std::abs(std::log2(static_cast<double>(rates.head_dim) / head_dim)),
                       std::abs(std::log2(static_cast<double>(rates.group) / group)));
   };
   for (const AttentionRates& rates : attention)
-    if (rates.kv == kv && (best == nullptr || distance(rates) < distance(*best))) best = &rates;
-  if (best == nullptr) return NotFound(name, ": its profile has no attention over ", std::string(Name(kv)), " K and V");
+    if (rates.kv == kv && rates.storage == storage && (best == nullptr || distance(rates) < distance(*best)))
+      best = &rates;
+  if (best == nullptr)
+    return NotFound(name, ": its profile has no attention over ", KvCacheDtype(kv, storage),
+                    " K and V; where a CPU has them, `dovetail bench device` measures it");
   return *best;
 }
 

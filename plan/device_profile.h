@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/kv_storage.h"
 #include "base/status.h"
 
 // What a device was measured to do: the input of every prediction in this folder.
@@ -38,7 +39,14 @@ struct AttentionRates {
   int group = 1;
   double decode_bytes_per_s = 0;  // of K and V, by one row a sequence
   double prompt_flops_per_s = 0;  // 4 head_dim for each query head and visible token
+  KvStorage storage = KvStorage::kAsSent;
 };
+
+// Bytes of K and V of a token of one KV head in memory, scales included.
+double KvTokenBytes(DType kv, KvStorage storage, int key_dim, int value_dim);
+
+// As --kv-cache-dtype has it: "bfloat16", "int8".
+std::string KvCacheDtype(DType kv, KvStorage storage);
 
 // One linear operator; a value is an element of a head's state.
 struct StateRates {
@@ -85,8 +93,10 @@ struct DeviceProfile {
   // measured and those that were.
   absl::StatusOr<double> ProductSeconds(const std::string& weights, double rows, double weights_count) const;
   absl::StatusOr<double> BytesPerWeight(const std::string& weights) const;
-  // The measured shape that is nearest: the same type, then the nearest head_dim, then the nearest group.
-  absl::StatusOr<AttentionRates> Attention(DType kv, int head_dim, int group) const;
+  // The measured shape that is nearest: the same type in memory, then the nearest head_dim, then the nearest group.
+  // kNotFound names the type.
+  absl::StatusOr<AttentionRates> Attention(DType kv, int head_dim, int group,
+                                           KvStorage storage = KvStorage::kAsSent) const;
   absl::StatusOr<StateRates> State(int dim, bool delta, bool vector_decay) const;
   absl::StatusOr<LinkRates> Link(const std::string& lane) const;
 };

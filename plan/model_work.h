@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "base/kv_storage.h"
 #include "proto/attention_spec.h"
 
 namespace dovetail::plan {
@@ -25,7 +26,8 @@ struct ModelWork {
   int64_t vocabulary = 0;
   int64_t max_positions = 0;
   proto::AttentionTable attention;
-  uint64_t kv_block_bytes = 0;  // 64 tokens x a KV head x an op
+  KvStorage kv_storage = KvStorage::kAsSent;
+  uint64_t kv_block_bytes = 0;  // 64 tokens x a KV head x an op, in that storage
 };
 
 }  // namespace dovetail::plan

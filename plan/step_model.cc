@@ -88,11 +88,14 @@ absl::Status StepModel::AddGroup(LayerGroup id) {
     group.prompt_rate = here.prompt_s_per_value;
   } else {
     const int dim = std::max(spec.key_dim, spec.value_dim);
-    DT_ASSIGN_OR_RETURN(const AttentionRates there, attending.Attention(spec.kv, dim, spec.group_size()));
-    DT_ASSIGN_OR_RETURN(const AttentionRates here, compute_.Attention(spec.kv, dim, spec.group_size()));
-    group.token_bytes = (spec.key_dim + spec.value_dim) * element;
+    const KvStorage storage = work_.kv_storage;
+    DT_ASSIGN_OR_RETURN(const AttentionRates there, attending.Attention(spec.kv, dim, spec.group_size(), storage));
+    auto here = compute_.Attention(spec.kv, dim, spec.group_size(), storage);
+    if (!here.ok()) here = compute_.Attention(spec.kv, dim, spec.group_size());  // a GPU attends prompts as they come
+    DT_RETURN_IF_ERROR(here.status());
+    group.token_bytes = KvTokenBytes(spec.kv, storage, spec.key_dim, spec.value_dim);
     group.decode_rate = there.decode_bytes_per_s;
-    group.prompt_rate = here.prompt_flops_per_s;
+    group.prompt_rate = here->prompt_flops_per_s;
     group.asked_rate = there.prompt_flops_per_s;
   }
   groups_.push_back(group);

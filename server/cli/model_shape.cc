@@ -34,7 +34,8 @@ absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenShape(const std::string& 
   return error ? model::OpenCheckpoint(model) : model::OpenDummyCheckpoint(model);
 }
 
-absl::StatusOr<plan::ModelWork> WorkOf(const model::Checkpoint& checkpoint, const proto::AttentionTable& attention) {
+absl::StatusOr<plan::ModelWork> WorkOf(const model::Checkpoint& checkpoint, const proto::AttentionTable& attention,
+                                       KvStorage kv_storage) {
   const model::ModelConfig& config = checkpoint.config();
   plan::ModelWork work;
   work.name = checkpoint.name();
@@ -42,7 +43,8 @@ absl::StatusOr<plan::ModelWork> WorkOf(const model::Checkpoint& checkpoint, cons
   work.vocabulary = config.vocab_size;
   work.max_positions = config.max_positions;
   work.attention = attention;
-  work.kv_block_bytes = attention::KvBlockBytes(attention, attention::KvStorage::kAsSent);
+  work.kv_storage = kv_storage;
+  work.kv_block_bytes = attention::KvBlockBytes(attention, kv_storage);
   for (const model::TensorNeed& need : model::TensorsOf(config)) {
     if (need.cols == 0 || need.canonical == "embed.weight") continue;
     DT_ASSIGN_OR_RETURN(const model::TensorSource tensor, checkpoint.Find(need.canonical));

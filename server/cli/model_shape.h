@@ -13,9 +13,10 @@ namespace dovetail::cli {
 // Threads: thread-safe; blocks on files.
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenShape(const std::string& model);
 
-// What a step of it has to do on CPUs, its weights kept as its files have them.
+// What a step of it has to do on CPUs, its weights kept as its files have them, K and V in `kv_storage`.
 // Errors: those of Find.
 // Threads: pure.
-absl::StatusOr<plan::ModelWork> WorkOf(const model::Checkpoint& checkpoint, const proto::AttentionTable& attention);
+absl::StatusOr<plan::ModelWork> WorkOf(const model::Checkpoint& checkpoint, const proto::AttentionTable& attention,
+                                       KvStorage kv_storage);
 
 }  // namespace dovetail::cli

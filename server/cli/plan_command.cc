@@ -82,9 +82,9 @@ void AddGoalFlags(CLI::App& command, PlanFlags& f) {
 
 void AddEngineLimits(CLI::App& command, PlanFlags& f) {
   constexpr const char* kGroup = "Engine";
-  Add(command, kGroup, "--kv-cache-dtype", f.kv_cache_dtype, "K and V: bfloat16, float16, float32; auto: bfloat16",
-      "TYPE")
-      ->check(OneOf({"auto", "bfloat16", "float16", "float32"}));
+  Add(command, kGroup, "--kv-cache-dtype", f.kv_cache_dtype,
+      "K and V in memory: bfloat16, float16, float32, int8, fp8_e4m3; auto: bfloat16", "TYPE")
+      ->check(OneOf({"auto", "bfloat16", "float16", "float32", "int8", "int8_per_token_head", "fp8", "fp8_e4m3"}));
   Add(command, kGroup, "--max-model-len", f.max_model_len, "Tokens of a sequence; 0: the model's positions", "TOKENS")
       ->check(WholeNumber(0, int64_t{1} << 26));
   Add(command, kGroup, "--max-num-seqs", f.max_num_seqs, "Sequences that run at a time, of a server", "N")

@@ -118,7 +118,9 @@ absl::Status ReadModel(const PlanFlags& flags, plan::PlanInput& input) {
   types.kv_cache_dtype = flags.kv_cache_dtype;
   DT_ASSIGN_OR_RETURN(const proto::AttentionTable table,
                       compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(types), DType::kF32));
-  DT_ASSIGN_OR_RETURN(input.work, WorkOf(*checkpoint, table));
+  const KvStorage storage = KvStorageOf(types.kv_cache_dtype);
+  DT_RETURN_IF_ERROR(attention::CheckKvStorage(table, storage, /*gpu=*/""));
+  DT_ASSIGN_OR_RETURN(input.work, WorkOf(*checkpoint, table, storage));
   if (flags.max_model_len > input.work.max_positions)
     return InvalidArgument("--max-model-len: ", flags.max_model_len, " is more than the model's ",
                            input.work.max_positions, " positions");

@@ -30,8 +30,12 @@ std::string Range(const std::optional<double>& low, const std::optional<double>&
   return *low == *high ? absl::StrFormat("%.3g", *low) : absl::StrFormat("%.3g..%.3g", *low, *high);
 }
 
+std::string KvCacheDtypeOf(const PlanInput& input) {
+  return plan::KvCacheDtype(input.work.attention.views.front().kv, input.work.kv_storage);
+}
+
 std::string SettingText(const PlanInput& input, const LayoutPlan& one) {
-  std::string text = absl::StrCat("--kv-cache-dtype ", std::string(Name(input.work.attention.views.front().kv)));
+  std::string text = absl::StrCat("--kv-cache-dtype ", KvCacheDtypeOf(input));
   if (!one.split) return text;
   absl::StrAppend(&text, ", --micro-batches ", one.setting.micro_batches, ", --placement ",
                   NameOf(one.setting.placement), ", --prefill-ranks ", one.setting.prefill_ranks);
@@ -207,7 +211,7 @@ std::string PlanJson(const PlanInput& input, const Plan& plan, const std::vector
   Json json = {{"model", input.work.name},       {"requests", input.requests.size()},
                {"slo", SloText(input.slo)},      {"prices", input.catalogue.name},
                {"dated", input.catalogue.dated}, {"utilization", input.utilization}};
-  json["kv_cache_dtype"] = std::string(Name(input.work.attention.views.front().kv));
+  json["kv_cache_dtype"] = KvCacheDtypeOf(input);
   json["devices"] = Json::array();
   for (const plan::PlanDevice& device : input.devices)
     json["devices"].push_back({{"name", device.profile.name},

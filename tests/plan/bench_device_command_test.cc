@@ -37,7 +37,13 @@ TEST(BenchDevice, WritesAProfileThatCanBeRead) {
   ASSERT_TRUE(profile.ok()) << profile.status();
   EXPECT_EQ(profile->name, "one-core");
   EXPECT_EQ(profile->threads, 1);
-  EXPECT_EQ(profile->attention.size(), 3u * 4 * 3) << "types, dimensions, groups";
+  EXPECT_EQ(profile->attention.size(), 3u * 4 * 3 + 2 * 2 * 3) << "types, dimensions, groups; and those in 8 bits";
+  for (const KvStorage storage : {KvStorage::kAsSent, KvStorage::kE4M3, KvStorage::kInt8}) {
+    const auto rates = profile->Attention(DType::kBF16, 128, 8, storage);
+    ASSERT_TRUE(rates.ok()) << rates.status();
+    EXPECT_EQ(rates->group, 8);
+    EXPECT_GT(rates->decode_bytes_per_s, 0);
+  }
   EXPECT_TRUE(profile->Link("shm").ok() && profile->Link("tcp").ok());
   EXPECT_GT(profile->memory_gb, 0);
   EXPECT_FALSE(std::filesystem::exists(file.string() + ".part"));

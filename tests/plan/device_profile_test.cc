@@ -32,6 +32,21 @@ TEST(DeviceProfiles, AreReadAsTheyWereWritten) {
   EXPECT_DOUBLE_EQ(profile->steps.choice_s, 1e-9);
 }
 
+TEST(DeviceProfiles, AttentionOver8BitsIsOneOfItsOwn) {
+  DeviceProfile profile = SmallProfile();
+  profile.attention.push_back({DType::kBF16, 64, 1, 3e9, 2e9, KvStorage::kInt8});
+  const std::string text = ToJson(profile);
+  EXPECT_THAT(text, HasSubstr("\"kv\": \"int8\""));
+  const auto read = ParseDeviceProfile(text, "p.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(ToJson(*read), text);
+  EXPECT_EQ(read->Attention(DType::kBF16, 64, 1)->decode_bytes_per_s, 1e9);
+  EXPECT_EQ(read->Attention(DType::kBF16, 64, 1, KvStorage::kInt8)->decode_bytes_per_s, 3e9);
+  EXPECT_THAT(std::string(read->Attention(DType::kBF16, 64, 1, KvStorage::kE4M3).status().message()),
+              HasSubstr("small: its profile has no attention over fp8_e4m3 K and V; where a CPU has them, `dovetail "
+                        "bench device` measures it"));
+}
+
 TEST(DeviceProfiles, ABadOneIsRefusedByLineOrField) {
   EXPECT_THAT(ErrorOf("{\n \"dovetail_device_profile\": 1,\n \"name\": }"), HasSubstr("p.json: is not JSON: "));
   EXPECT_THAT(ErrorOf("{\n \"dovetail_device_profile\": 1,\n \"name\": }"), HasSubstr("line 3"));
@@ -45,8 +60,8 @@ TEST(DeviceProfiles, ABadOneIsRefusedByLineOrField) {
   EXPECT_THAT(ErrorOf(With("\"rows\": 101", "\"rows\": 1")),
               HasSubstr("products[0]: points[1]: rows: 1 does not come after 1"));
   EXPECT_THAT(ErrorOf(With("\"rows\": 101", "\"rows\": 1.5")), HasSubstr("rows: 1.5 is no whole number"));
-  EXPECT_THAT(ErrorOf(With("\"kv\": \"float32\"", "\"kv\": \"int8\"")),
-              HasSubstr("attention[1]: kv: 'int8' is none of float32, float16, bfloat16"));
+  EXPECT_THAT(ErrorOf(With("\"kv\": \"float32\"", "\"kv\": \"int4\"")),
+              HasSubstr("attention[1]: kv: 'int4' is none of float32, float16, bfloat16, fp8_e4m3, int8"));
   EXPECT_THAT(ErrorOf(With("\"lane\": \"shm\"", "\"lanes\": \"shm\"")), HasSubstr("links[0]: has no lane"));
   EXPECT_THAT(ErrorOf(With("\"lane\": \"shm\"", "\"speed\": 1, \"lane\": \"shm\"")),
               HasSubstr("links[0]: there is no field speed"));

@@ -77,6 +77,25 @@ TEST_F(PlanCommand, PrintsTheCheapestLayoutAndWhatItIsCheaperThan) {
   EXPECT_LT(out["break_even"]["price_ratio_low"].get<double>(), 0.42) << "identical devices";
 }
 
+TEST_F(PlanCommand, Int8TakesHalfTheRoomOfBfloat16) {
+  PlanFlags flags = Flags();
+  auto profile = plan::ParseDeviceProfile(::dovetail::test::ReadFile(flags.profiles[0]), "small.json");
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  profile->attention.push_back({DType::kBF16, 128, 4, 1e12 * 260 / 512, 1e14, KvStorage::kInt8});  // as fast a token
+  flags.profiles = {Write("small.json", plan::ToJson(*profile))};
+  flags.json = true;
+  double usage[2];
+  for (const bool int8 : {false, true}) {
+    flags.kv_cache_dtype = int8 ? "int8" : "auto";
+    const auto [status, text] = Run(flags);
+    ASSERT_TRUE(status.ok()) << status;
+    const json out = json::parse(text);
+    EXPECT_EQ(out["kv_cache_dtype"], int8 ? "int8" : "bfloat16");
+    usage[int8] = out["layouts"][0]["most_kv_usage"].get<double>();
+  }
+  EXPECT_NEAR(usage[1] / usage[0], 16640.0 / 32768, 0.01);
+}
+
 TEST_F(PlanCommand, PredictsLayoutsThatAreNamed) {
   PlanFlags flags = Flags();
   flags.devices = "";
@@ -129,6 +148,8 @@ TEST_F(PlanCommand, RefusesWhatItKnowsNothingOf) {
   flags = Flags();
   flags.kv_cache_dtype = "float16";
   EXPECT_THAT(ErrorOf(flags), HasSubstr("small: its profile has no attention over float16 K and V"));
+  flags.kv_cache_dtype = "int8_per_token_head";
+  EXPECT_THAT(ErrorOf(flags), HasSubstr("small: its profile has no attention over int8 K and V"));
   flags = Flags();
   flags.profiles = {Write("bad.json", "{\"dovetail_device_profile\": 1,\n \"name\": 3}")};
   EXPECT_THAT(ErrorOf(flags), HasSubstr("bad.json: name: 3 is no text"));

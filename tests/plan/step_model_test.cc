@@ -45,6 +45,24 @@ TEST(StepModel, ADecodeReadsWeightsAndWhatItSees) {
   EXPECT_NEAR(cost.compute_s, cost.parts.Sum() - cost.parts.attention_s, 1e-15);
 }
 
+// 128 codes and two scales of 2 bytes a token and op, in place of 256 bytes.
+TEST(StepModel, ADecodeReadsHalfAsMuchInInt8) {
+  ModelWork work = SmallModel();
+  work.kv_storage = KvStorage::kInt8;
+  EXPECT_THAT(std::string(StepModel::Create(work, SmallProfile(), std::nullopt).status().message()),
+              HasSubstr("no attention over int8 K and V"));
+  DeviceProfile profile = SmallProfile();
+  profile.attention.push_back({DType::kBF16, 64, 1, 2e9, 1e9, KvStorage::kInt8});
+  const auto whole = StepModel::Create(work, profile, std::nullopt);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_NEAR(whole->CostOf(PlanOf({Entry(99, 1)})).parts.attention_s, 2 * 100 * 132 / 2e9, 1e-15);
+  const auto split = StepModel::Create(work, SmallProfile(), OtherDevice{profile, SmallProfile().links[0]});
+  ASSERT_TRUE(split.ok()) << "a compute worker that attends prompts as they come: " << split.status();
+  const StepCost one = split->CostOf(PlanOf({Entry(99, 1)})), as_sent = Split().CostOf(PlanOf({Entry(99, 1)}));
+  EXPECT_NEAR(one.attention[0].seconds, 2 * 100 * 132 / 2e9, 1e-15);
+  EXPECT_EQ(one.parts.link_s, as_sent.parts.link_s) << "what crosses has the wire's type";
+}
+
 TEST(StepModel, MoreRowsAddArithmetic) {
   std::vector<proto::StepEntry> entries;
   for (int i = 0; i < 51; ++i) entries.push_back(Entry(9, 1));

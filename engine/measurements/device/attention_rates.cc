@@ -68,12 +68,6 @@ class AttentionCall {
     return absl::OkStatus();
   }
 
-  // Without what blocks are padded with.
-  double bytes() const {
-    return static_cast<double>(items_.size()) * kKvHeads * static_cast<double>(end_) * 2.0 * shape_.key_dim *
-           static_cast<double>(SizeOf(shape_.dtype));
-  }
-
  private:
   void FillWithNumbers(std::byte* data, size_t bytes) const {
     std::byte pattern[1024];
@@ -102,16 +96,18 @@ absl::StatusOr<double> SecondsOf(const AttentionShape& shape, int sequences, int
   return best;
 }
 
-absl::StatusOr<plan::AttentionRates> MeasureShape(DType kv, int dim, int group, kernels::OpContext context,
-                                                  double seconds) {
+absl::StatusOr<plan::AttentionRates> MeasureShape(DType kv, KvStorage storage, int dim, int group,
+                                                  kernels::OpContext context, double seconds) {
   const AttentionShape shape{.group = group,
                              .key_dim = dim,
                              .value_dim = dim,
                              .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
-                             .dtype = kv};
-  const double token_bytes = 2.0 * kKvHeads * dim * static_cast<double>(SizeOf(kv));
+                             .dtype = kv,
+                             .storage = storage};
+  const double token_bytes =
+      kKvHeads * plan::KvTokenBytes(kv, storage, dim, dim);  // without what blocks are padded with
   const int sequences = std::max(1, static_cast<int>(static_cast<double>(kKvBytes) / (token_bytes * kContext)));
-  plan::AttentionRates rates{.kv = kv, .head_dim = dim, .group = group};
+  plan::AttentionRates rates{.kv = kv, .head_dim = dim, .group = group, .storage = storage};
   DT_ASSIGN_OR_RETURN(const double decode, SecondsOf(shape, sequences, 1, kContext, context, seconds));
   DT_ASSIGN_OR_RETURN(const double prompt, SecondsOf(shape, 1, kPromptRows, kPromptEnd, context, seconds));
   const double pairs = static_cast<double>(kPromptRows * kPromptEnd) - kPromptRows * (kPromptRows - 1) / 2.0;
@@ -124,13 +120,19 @@ absl::StatusOr<plan::AttentionRates> MeasureShape(DType kv, int dim, int group, 
 
 absl::StatusOr<std::vector<plan::AttentionRates>> MeasureAttention(kernels::Stream& stream, double seconds) {
   std::vector<plan::AttentionRates> all;
-  for (const DType kv : {DType::kBF16, DType::kF16, DType::kF32})
-    for (const int dim : {32, 64, 128, 256})
+  const auto measure = [&](DType kv, KvStorage storage, std::initializer_list<int> dims) -> absl::Status {
+    for (const int dim : dims)
       for (const int group : {1, 4, 8}) {
         DT_ASSIGN_OR_RETURN(plan::AttentionRates rates,
-                            MeasureShape(kv, dim, group, kernels::ContextOf(stream), seconds));
+                            MeasureShape(kv, storage, dim, group, kernels::ContextOf(stream), seconds));
         all.push_back(rates);
       }
+    return absl::OkStatus();
+  };
+  for (const DType kv : {DType::kBF16, DType::kF16, DType::kF32})
+    DT_RETURN_IF_ERROR(measure(kv, KvStorage::kAsSent, {32, 64, 128, 256}));
+  for (const KvStorage storage : {KvStorage::kInt8, KvStorage::kE4M3})
+    DT_RETURN_IF_ERROR(measure(DType::kBF16, storage, {64, 128}));
   return all;
 }
 
