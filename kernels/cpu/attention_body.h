@@ -317,8 +317,10 @@ static void MergePartials(float* a, const float* b, int stride) {
     memcpy(a, b, static_cast<size_t>(stride + 2) * 4);
     return;
   }
-  const float m = m_a > m_b ? m_a : m_b;
-  const F32x16 scale_a = Exp(Set1(m_a - m)), scale_b = Exp(Set1(m_b - m));
+  const bool a_counts_more = m_a > m_b;
+  const float m = a_counts_more ? m_a : m_b;
+  const F32x16 less = Exp(Set1((a_counts_more ? m_b : m_a) - m)), one = Set1(1.0f);  // which is Exp(0)
+  const F32x16 scale_a = a_counts_more ? one : less, scale_b = a_counts_more ? less : one;
   for (int i = 0; i < stride; i += 16) Store(a + i, Fma(Load(b + i), scale_b, Mul(Load(a + i), scale_a)));
   alignas(64) float l[16];
   Store(l, Fma(Set1(l_b), scale_b, Mul(Set1(l_a), scale_a)));

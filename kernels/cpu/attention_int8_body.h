@@ -44,19 +44,27 @@ static void PrepareQueryI8(const void* q, int key_dim, void* out) {
 }
 
 // What is asked for meanwhile: the whole next block, keys and values, since reading it takes as long as this one's
-// arithmetic. The first cache holds two blocks of int8, which it does not of bf16.
+// arithmetic. The first cache holds two blocks of int8, which it does not of bf16. Lines are asked for evenly, so that
+// they have all of this block's time to come and do not wait for each other: kLines of them at each step of a tile and
+// each pair of tokens, four times as many at each row's weights. With one tile of rows 2, with more 1.
+template <int kLines>
 struct NextBlock {
   explicit NextBlock(const SegmentTask& task)
-      : next(reinterpret_cast<const char*>(task.next_keys)),
-        end(next == nullptr ? next : next + (task.key_dim + task.value_stride) * 64 + kScaleBytes) {}
-  DT_MEMBER_INLINE void Ask(int lines) {
-    const char* const until = end - next < lines * 64 ? end : next + lines * 64;
-    for (; next < until; next += 64) _mm_prefetch(next, _MM_HINT_T0);
+      : next(reinterpret_cast<const char*>(task.next_keys != nullptr ? task.next_keys : task.keys)),
+        end(task.next_keys == nullptr ? next : next + (task.key_dim + task.value_stride) * 64 + kScaleBytes) {}
+  template <int kTimes>
+  DT_MEMBER_INLINE void Ask() {
+#pragma GCC unroll 8
+    for (int i = 0; i < kLines * kTimes; ++i) {
+      _mm_prefetch(next, _MM_HINT_T0);
+      const char* const after = next + 64;
+      next = after < end ? after : next;  // no branch: the last line is asked for again
+    }
   }
   const char* next;
   const char* const end;
 };
-constexpr int kLinesAStep = 2, kLinesARow = 16, kLinesAPair = 4;
+constexpr int kTimesARow = 4;
 
 // A segment's, as floats. Those of tokens that are not there may be anything.
 struct ScalesI8 {
@@ -71,8 +79,8 @@ DT_INLINE void LoadScales(const SegmentTask& task, ScalesI8& scales) {
   }
 }
 
-template <int R, int G, bool kPrefetch>
-DT_INLINE void ScoreTileI8(const SegmentTask& task, NextBlock& next, const float* key_scales, int row, int group) {
+template <int R, int G, typename Next>
+DT_INLINE void ScoreTileI8(const SegmentTask& task, Next& next, const float* key_scales, int row, int group) {
   const int group_bytes = task.key_dim * 16;
   const std::byte* keys = task.keys + group * group_bytes;
   const int steps = task.key_dim / 2;
@@ -83,7 +91,7 @@ DT_INLINE void ScoreTileI8(const SegmentTask& task, NextBlock& next, const float
     for (int g = 0; g < G; ++g) acc[r][g] = ZeroI32();
   }
   for (int i = 0; i < steps; ++i) {
-    if constexpr (kPrefetch) next.Ask(kLinesAStep);
+    next.template Ask<1>();
     I16x32 k[G];
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) k[g] = WidenI8(keys + g * group_bytes + i * 32);
@@ -107,26 +115,12 @@ DT_INLINE void ScoreTileI8(const SegmentTask& task, NextBlock& next, const float
   }
 }
 
-template <int R, bool kPrefetch>
-DT_INLINE void ScoreGroupsI8(const SegmentTask& task, NextBlock& next, const float* key_scales, int row, int group,
-                             int group_end) {
-  constexpr int kG = kTileVectors;
-  if (group + kG <= group_end) {
-    ScoreTileI8<R, kG, kPrefetch>(task, next, key_scales, row, group);
-    group += kG;
-  }
-  for (; group + kG <= group_end; group += kG) ScoreTileI8<R, kG, false>(task, next, key_scales, row, group);
-  for (; group < group_end; ++group) ScoreTileI8<R, 1, false>(task, next, key_scales, row, group);
-}
-
-template <int R>
-static void ScoreRowsI8(const SegmentTask& task, NextBlock& next, const float* key_scales, int row, int group_begin,
+template <int R, typename Next>
+static void ScoreRowsI8(const SegmentTask& task, Next& next, const float* key_scales, int row, int group,
                         int group_end) {
-  if (row == 0) {
-    ScoreGroupsI8<R, true>(task, next, key_scales, row, group_begin, group_end);
-  } else {
-    ScoreGroupsI8<R, false>(task, next, key_scales, row, group_begin, group_end);
-  }
+  constexpr int kG = kTileVectors;
+  for (; group + kG <= group_end; group += kG) ScoreTileI8<R, kG>(task, next, key_scales, row, group);
+  for (; group < group_end; ++group) ScoreTileI8<R, 1>(task, next, key_scales, row, group);
 }
 
 // e^x for x <= 0 as Exp has it, with the same bits; NaN for NaN.
@@ -176,8 +170,8 @@ DT_INLINE void WeighRow(float* scores, const float* value_scales, int begin, int
 }
 
 // o[r][vector..] = the sum over the pairs of tokens [begin, end) of R rows and J vectors of 16 value elements.
-template <int R, int J, bool kPrefetch>
-DT_INLINE void ValueTileI8(const SegmentTask& task, NextBlock& next, int row, int vector, int begin, int end) {
+template <int R, int J, typename Next>
+DT_INLINE void ValueTileI8(const SegmentTask& task, Next& next, int row, int vector, int begin, int end) {
   I32x16 acc[R][J];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -188,7 +182,7 @@ DT_INLINE void ValueTileI8(const SegmentTask& task, NextBlock& next, int row, in
   const std::byte* values = task.values + vector * 32;
   const float* const scores = task.scores + row * 64;
   for (int t = begin; t < end; ++t) {
-    if constexpr (kPrefetch) next.Ask(kLinesAPair);
+    next.template Ask<1>();
     I16x32 v[J];
 #pragma GCC unroll 8
     for (int j = 0; j < J; ++j) v[j] = WidenI8(values + t * pair_bytes + j * 32);
@@ -207,17 +201,13 @@ DT_INLINE void ValueTileI8(const SegmentTask& task, NextBlock& next, int row, in
   }
 }
 
-template <int R>
-static void ValueRowsI8(const SegmentTask& task, NextBlock& next, int row, int begin, int end) {
+template <int R, typename Next>
+static void ValueRowsI8(const SegmentTask& task, Next& next, int row, int begin, int end) {
   constexpr int kJ = kTileVectors;
   const int vectors = task.value_stride / 16;
   int j = 0;
-  if (row == 0 && kJ <= vectors) {
-    ValueTileI8<R, kJ, true>(task, next, row, j, begin, end);
-    j += kJ;
-  }
-  for (; j + kJ <= vectors; j += kJ) ValueTileI8<R, kJ, false>(task, next, row, j, begin, end);
-  for (; j < vectors; ++j) ValueTileI8<R, 1, false>(task, next, row, j, begin, end);
+  for (; j + kJ <= vectors; j += kJ) ValueTileI8<R, kJ>(task, next, row, j, begin, end);
+  for (; j < vectors; ++j) ValueTileI8<R, 1>(task, next, row, j, begin, end);
 }
 
 // Calls visit.operator()<R>(row) for all rows, kTileI8 at a time, then for the rest.
@@ -232,23 +222,29 @@ DT_INLINE void ForTilesI8(int rows, Visit visit) {
   if (rows - row == 1) visit.template operator()<1>(row);
 }
 
-static void AttendSegmentI8(const SegmentTask& task) {
+template <int kLines>
+DT_INLINE void AttendSegmentOfLines(const SegmentTask& task) {
   int first = 64, last = 0;
   for (int r = 0; r < task.rows; ++r) {
     if (task.begin[r] < first) first = task.begin[r];
     if (task.end[r] > last) last = task.end[r];
   }
-  NextBlock next(task);
+  NextBlock<kLines> next(task);
   ScalesI8 scales;
   LoadScales(task, scales);
   ForTilesI8(task.rows,
              [&]<int R>(int row) { ScoreRowsI8<R>(task, next, scales.keys, row, first / 16, (last + 15) / 16); });
   for (int r = 0; r < task.rows; ++r) {
     float* partial = task.partial[r] + task.value_stride;
-    next.Ask(kLinesARow);
+    next.template Ask<kTimesARow>();
     WeighRow(task.scores + r * 64, scales.values, task.begin[r], task.end[r], partial, partial + 1);
   }
   ForTilesI8(task.rows, [&]<int R>(int row) { ValueRowsI8<R>(task, next, row, first / 2, (last + 1) / 2); });
+}
+
+static void AttendSegmentI8(const SegmentTask& task) {
+  if (task.rows > kTileI8) return AttendSegmentOfLines<1>(task);
+  AttendSegmentOfLines<2>(task);
 }
 
 }  // namespace dovetail::kernels::DT_ISA_NS
