@@ -43,6 +43,8 @@ class ClusterComputeWorker final : public control::WorkerNode {
     return 0;
   }
 
+  bool LeavesStates() const override { return node_ != nullptr && node_->leaves_states(); }
+
   void AddPeer(const control::Peer& peer) override {
     if (peer.role == control::Role::kAttentionWorker) node_->AddAttentionWorker({peer.worker, peer.epoch, peer.node});
     if (peer.role == control::Role::kComputeWorker) node_->AddComputeWorker({peer.worker, peer.epoch, peer.node});

@@ -89,6 +89,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   const absl::Status& Health() const { return health_; }
 
   const ComputeWorkerCore& core() const { return core_; }
+  // Linear layers of prompts run here, and attention workers hold what these leave (proto/state_blocks.h).
+  bool leaves_states() const { return core_.options().linear_prompts && core_.table().has_linear(); }
   const RankLinks& rank_links() const { return rank_links_; }
 
   // See DenseBackend.

@@ -171,9 +171,10 @@ absl::Status MembershipClient::Run(const Handlers& handlers) {
                                              status.ok() ? "ended the membership" : status.error_message()));
 }
 
-void MembershipClient::ReportReady(uint64_t kv_blocks) {
+void MembershipClient::ReportReady(uint64_t kv_blocks, bool leaves_states) {
   v1::WorkerReport report;
   report.mutable_ready()->set_kv_blocks(kv_blocks);
+  report.mutable_ready()->set_leaves_states(leaves_states);
   Write(std::move(report));
 }
 

@@ -63,7 +63,7 @@ class Session {
       configured_ = true;
       loop_.SetNode({[this] { return Turn(); }, [this] { return next_look_; }});
     });
-    client_.ReportReady(*blocks);
+    client_.ReportReady(*blocks, node_->LeavesStates());
   }
 
   // On the loop: what the scheduler says replaces what was said before.

@@ -35,12 +35,18 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   const uint64_t blocks_per_64_tokens = proto::BlocksPerSegment(table);
   const uint64_t set_bytes = blocks_per_64_tokens * block_bytes;
   uint64_t bytes = options_.kv_cache_bytes;
+  using proto::LinearPrompts;
+  const bool leave =
+      std::all_of(compute_.begin(), compute_.end(), [](const auto& node) { return node->leaves_states(); });
+  const LinearPrompts linear = leave ? LinearPrompts::kOnComputeWorkers : LinearPrompts::kOnAttentionWorkers;
   if (bytes == 0) {
     const uint64_t room = options_.kv_room ? options_.kv_room() : 0;
     if (options_.kv_room) {
-      DT_RETURN_IF_ERROR(CheckKvRoom(table, options_.scheduler, options_.attention_workers, room, options_.kv_storage));
+      DT_RETURN_IF_ERROR(
+          CheckKvRoom(table, options_.scheduler, options_.attention_workers, room, options_.kv_storage, linear));
     }
-    bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers, room, options_.kv_storage);
+    bytes =
+        DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers, room, options_.kv_storage, linear);
   }
   const uint64_t sets = bytes / set_bytes / options_.attention_workers;  // of each worker
   DT_RETURN_IF_ERROR(CheckKvCacheBytes(table, bytes, options_.attention_workers, options_.kv_storage));
@@ -95,16 +101,16 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   scheduler_->SetSpans(options_.spans);
   DT_RETURN_IF_ERROR(BuildComputeWorkers(device, table, micro_batches));
   DT_RETURN_IF_ERROR(SizeKvCache(table));
-  kernels::Device* const elsewhere = options_.attention_device;
-  DT_RETURN_IF_ERROR(BuildAttentionWorkers(elsewhere != nullptr ? *elsewhere : device, table, micro_batches));
   for (int i = 0; i < options_.compute_workers; ++i) {
     const WorkerId worker(static_cast<uint32_t>(i));
-    scheduler_->AddComputeWorker(worker, ports_[1 + i]->id());
+    scheduler_->AddComputeWorker(worker, ports_[1 + i]->id(), compute_[i]->leaves_states());
     for (int other = 0; other < options_.compute_workers; ++other)
       if (other != i) compute_[other]->AddComputeWorker({worker, Epoch(1), ports_[1 + i]->id()});
     for (int earlier = 0; earlier < i; ++earlier)
       scheduler_->LinkComputeWorkers(WorkerId(static_cast<uint32_t>(earlier)), worker, true);
   }
+  kernels::Device* const elsewhere = options_.attention_device;
+  DT_RETURN_IF_ERROR(BuildAttentionWorkers(elsewhere != nullptr ? *elsewhere : device, table, micro_batches));
   PublishStats();
   return absl::OkStatus();
 }

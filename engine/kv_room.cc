@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "proto/kv_blocks.h"
 
 namespace dovetail::engine {
 namespace {
@@ -23,17 +22,19 @@ uint64_t SetBytes(const proto::AttentionTable& table, attention::KvStorage stora
 }
 
 // What a sequence takes, and one to spare.
-uint64_t SetsOfSequence(const proto::AttentionTable& table, Position tokens, int max_chunk) {
+uint64_t SetsOfSequence(const proto::AttentionTable& table, Position tokens, int max_chunk,
+                        proto::LinearPrompts linear) {
   const uint64_t set = proto::BlocksPerSegment(table);
-  return (proto::BlocksOfSequence(table, tokens, max_chunk) + set - 1) / set + 1;
+  return (proto::BlocksOfSequence(table, tokens, max_chunk, linear) + set - 1) / set + 1;
 }
 
 // The longest sequence of whole blocks that fits into `sets`, below `tokens`; 0: none.
-Position LongestWithin(uint64_t sets, const proto::AttentionTable& table, Position tokens, int max_chunk) {
+Position LongestWithin(uint64_t sets, const proto::AttentionTable& table, Position tokens, int max_chunk,
+                       proto::LinearPrompts linear) {
   Position fits = 0, too_long = proto::SegmentsOf(tokens);
   while (too_long - fits > 1) {
     const Position middle = fits + (too_long - fits) / 2;
-    (SetsOfSequence(table, middle * kSegmentTokens, max_chunk) <= sets ? fits : too_long) = middle;
+    (SetsOfSequence(table, middle * kSegmentTokens, max_chunk, linear) <= sets ? fits : too_long) = middle;
   }
   return fits * kSegmentTokens;
 }
@@ -41,12 +42,14 @@ Position LongestWithin(uint64_t sets, const proto::AttentionTable& table, Positi
 }  // namespace
 
 uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
-                             int attention_workers, uint64_t room, attention::KvStorage storage) {
+                             int attention_workers, uint64_t room, attention::KvStorage storage,
+                             proto::LinearPrompts linear) {
   const uint64_t set_bytes = SetBytes(table, storage);
   const uint64_t segments = proto::SegmentsOf(options.max_model_len) + 1;
   const uint64_t most = set_bytes * segments * options.max_num_seqs;  // with a snapshot of the states at each segment
-  const uint64_t least =
-      set_bytes * SetsOfSequence(table, options.max_model_len, options.max_num_batched_tokens) * attention_workers;
+  const uint64_t least = set_bytes *
+                         SetsOfSequence(table, options.max_model_len, options.max_num_batched_tokens, linear) *
+                         attention_workers;
   return std::max(least, std::min(most, room != 0 ? room : MachineBytes() / 4));
 }
 
@@ -64,13 +67,15 @@ absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t byte
 }
 
 absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
-                         int attention_workers, uint64_t room, attention::KvStorage storage) {
+                         int attention_workers, uint64_t room, attention::KvStorage storage,
+                         proto::LinearPrompts linear) {
   const int chunk = options.max_num_batched_tokens;
   const uint64_t set_bytes = SetBytes(table, storage);
-  const uint64_t needed = set_bytes * SetsOfSequence(table, options.max_model_len, chunk) * attention_workers;
+  const uint64_t needed = set_bytes * SetsOfSequence(table, options.max_model_len, chunk, linear) * attention_workers;
   if (needed <= room) return absl::OkStatus();
   std::string help;
-  const Position fits = LongestWithin(room / set_bytes / attention_workers, table, options.max_model_len, chunk);
+  const Position fits =
+      LongestWithin(room / set_bytes / attention_workers, table, options.max_model_len, chunk, linear);
   if (fits > 0) help = absl::StrCat("--max-model-len ", fits, " fits, ");
   if (storage == attention::KvStorage::kAsSent && !table.has_linear())
     help += "--kv-cache-dtype fp8_e4m3 takes half of it, ";

@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "attention_worker/attention_backend.h"
 #include "proto/attention_spec.h"
+#include "proto/kv_blocks.h"
 #include "scheduler/core/scheduler.h"
 
 // How much memory a KV cache takes, and whether it fits. K and V grow with a sequence up to max_model_len; layers with
@@ -16,7 +17,8 @@ namespace dovetail::engine {
 // bytes; 0: a quarter of its memory. At least one whole sequence a worker, whatever the room.
 uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
                              int attention_workers, uint64_t room = 0,
-                             attention::KvStorage storage = attention::KvStorage::kAsSent);
+                             attention::KvStorage storage = attention::KvStorage::kAsSent,
+                             proto::LinearPrompts linear = proto::LinearPrompts::kOnAttentionWorkers);
 
 // Whether so many bytes over so many workers hold a sequence. kResourceExhausted, naming the flag and what is needed
 // of K and V and of linear states, if not.
@@ -27,6 +29,7 @@ absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t byte
 // not.
 absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
                          int attention_workers, uint64_t room,
-                         attention::KvStorage storage = attention::KvStorage::kAsSent);
+                         attention::KvStorage storage = attention::KvStorage::kAsSent,
+                         proto::LinearPrompts linear = proto::LinearPrompts::kOnAttentionWorkers);
 
 }  // namespace dovetail::engine

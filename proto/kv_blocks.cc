@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "proto/state_blocks.h"
 
 namespace dovetail::proto {
 namespace {
@@ -28,11 +29,17 @@ int64_t MostSegments(Position tokens, int window, int max_chunk) {
   return window == 0 ? all : std::min(all, SegmentsOf(window) + SegmentsOf(max_chunk) + 3);
 }
 
-uint64_t BlocksOfSequence(const AttentionTable& table, Position tokens, int max_chunk) {
+int64_t MostSegmentsOfStates(Position tokens, int max_chunk) {
+  return std::min(SegmentsOf(tokens), MostStateBlocks(max_chunk));
+}
+
+uint64_t BlocksOfSequence(const AttentionTable& table, Position tokens, int max_chunk, LinearPrompts linear) {
   uint64_t blocks = 0;
   for (int group = 0; group < table.group_count(); ++group) {
     const LayerGroup id(static_cast<uint16_t>(group));
-    blocks += BlocksPerSegment(table, id) * MostSegments(tokens, table.softmax(id).window, max_chunk);
+    const bool left = linear == LinearPrompts::kOnComputeWorkers && table.linear(id) != nullptr;
+    blocks += BlocksPerSegment(table, id) * (left ? MostSegmentsOfStates(tokens, max_chunk)
+                                                  : MostSegments(tokens, table.softmax(id).window, max_chunk));
   }
   return blocks;
 }

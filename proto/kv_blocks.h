@@ -21,9 +21,20 @@ constexpr int64_t SegmentsOf(Position tokens) { return (tokens + kSegmentTokens 
 // no step has more than `max_chunk` of its tokens: a worker forgets at the next step what the window has left.
 int64_t MostSegments(Position tokens, int window, int max_chunk);
 
+// The same of linear states where linear layers of prompts run on compute workers: of a step's tokens the worker holds
+// what state_blocks.h says that it keeps.
+int64_t MostSegmentsOfStates(Position tokens, int max_chunk);
+
+// Where the linear layers of prompts run. That decides of which segments of a step an attention worker holds states.
+enum class LinearPrompts : uint8_t {
+  kOnAttentionWorkers,  // of all
+  kOnComputeWorkers,    // of those that state_blocks.h names
+};
+
 // Blocks that a whole sequence of `tokens` tokens takes at most, in all attention ops: what the scheduler charges for
 // it. Linear states and layers with windows take no more beyond some length.
-uint64_t BlocksOfSequence(const AttentionTable& table, Position tokens, int max_chunk);
+uint64_t BlocksOfSequence(const AttentionTable& table, Position tokens, int max_chunk,
+                          LinearPrompts linear = LinearPrompts::kOnAttentionWorkers);
 
 // What to say of an attention worker that has `blocks` blocks of `block_bytes` bytes: one line with the remedy if it
 // cannot hold 128 tokens of a whole sequence, else nothing. Parts of sequences may still fit.

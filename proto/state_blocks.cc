@@ -32,6 +32,18 @@ StateBlocks StatesLeft(Position ctx_len, Position end) {
   return blocks;
 }
 
+int64_t StateBlocksHeld(std::span<const Position> cuts) {
+  int64_t held = cuts[0] / kSegmentTokens > 0;  // the full block before; an open one is left again
+  for (size_t i = 1; i < cuts.size(); ++i) held += static_cast<int64_t>(StatesLeft(cuts[i - 1], cuts[i]).size());
+  return held;
+}
+
+// The full block before, an open one, the last two, and snapshots before those: two more where a prompt begins.
+int64_t MostStateBlocks(int max_chunk) {
+  const int64_t snapshots = (max_chunk + kSnapshotTokens - 1) / kSnapshotTokens + 2;
+  return std::min<int64_t>(4 + snapshots, std::max(0, max_chunk - 2) / kSegmentTokens + 3);
+}
+
 int64_t BytesOf(std::span<const StateBlock> blocks, const SoftmaxSpec& spec) {
   int64_t bytes = 0;
   for (const StateBlock& block : blocks) bytes += block.full() ? spec.state_bytes : block.tokens * spec.token_bytes;

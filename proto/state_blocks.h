@@ -50,6 +50,15 @@ bool KeepsStateBlock(int64_t block, Position ctx_len, Position end);
 // All that it keeps, in order.
 StateBlocks StatesLeft(Position ctx_len, Position end);
 
+// Blocks of a head that an attention worker holds at once while the ranks of a group take the tokens between these
+// cuts, of which the first is what was committed before, each leaving what StatesLeft says: those before the group, and
+// those that the ranks leave. A step alone is two cuts.
+//   Requires: at least two cuts, rising
+int64_t StateBlocksHeld(std::span<const Position> cuts);
+
+// As many or more, of any step alone that takes at most so many tokens: a little more than one for kSnapshotTokens.
+int64_t MostStateBlocks(int max_chunk);
+
 // Bytes of these blocks of one head. `spec` is linear().
 int64_t BytesOf(std::span<const StateBlock> blocks, const SoftmaxSpec& spec);
 

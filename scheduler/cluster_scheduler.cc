@@ -170,9 +170,9 @@ void ClusterScheduler::OnHeartbeat(WorkerId worker, control::Heartbeat heartbeat
   stream->second.send(std::move(order));
 }
 
-void ClusterScheduler::OnReady(WorkerId worker, uint64_t kv_blocks) {
+void ClusterScheduler::OnReady(WorkerId worker, uint64_t kv_blocks, bool leaves_states) {
   std::vector<MemberAction> actions;
-  const absl::Status status = members_.Ready(worker, kv_blocks, clock_.Now(), actions);
+  const absl::Status status = members_.Ready(worker, kv_blocks, clock_.Now(), actions, leaves_states);
   Perform(std::move(actions));
   CloseIfRefused(worker, status);
 }
@@ -270,7 +270,7 @@ void ClusterScheduler::On(const BeginServing& action) {
     node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks,
                               static_cast<double>(has.memory_bytes_per_s) * std::max(1, has.cores));
   } else {
-    node_->AddComputeWorker(member->worker, member->request.node);
+    node_->AddComputeWorker(member->worker, member->request.node, member->leaves_states);
   }
   next_stats_ = absl::InfinitePast();
 }

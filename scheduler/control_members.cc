@@ -228,7 +228,7 @@ void ControlMembers::Heard(WorkerId worker, control::Heartbeat heartbeat, absl::
 }
 
 absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now,
-                                   std::vector<MemberAction>& actions) {
+                                   std::vector<MemberAction>& actions, bool leaves_states) {
   Member* member = Mutable(worker);
   if (member == nullptr) return NotFound("worker ", worker.value(), " is no member");
   if (member->state != MemberState::kPreparing)
@@ -240,6 +240,7 @@ absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Ti
                            " bytes it joined with hold ", bytes / LeastBlockBytes(model_),
                            " at most; run the same release of dovetail everywhere");
   member->kv_blocks = kv_blocks;
+  member->leaves_states = leaves_states;
   member->heard = now;
   member->state = MemberState::kConnecting;
   SendPeersToAll(actions);

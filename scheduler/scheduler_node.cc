@@ -51,9 +51,10 @@ void SchedulerNode::NoteWhatFits() {
              "more memory, or lower --max-model-len");
 }
 
-void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node) {
+void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node, bool leaves_states) {
   compute_.push_back(Peer{worker, Epoch(0), node});
-  Handle(ComputeWorkerJoined{worker});
+  Handle(ComputeWorkerJoined{worker, leaves_states});
+  NoteWhatFits();
 }
 
 void SchedulerNode::LoseAttentionWorker(WorkerId worker, Epoch epoch) {

@@ -15,9 +15,10 @@ PrefillPlannerOptions ComputePool::PlannerOptionsOf(const SchedulerOptions& opti
           .rank_tokens = options.prefill_rank_tokens};
 }
 
-bool ComputePool::Join(WorkerId worker) {
+bool ComputePool::Join(WorkerId worker, bool leaves_states) {
   if (std::find(workers_.begin(), workers_.end(), worker) != workers_.end()) return false;
   workers_.push_back(worker);
+  if (leaves_states) leaving_states_.push_back(worker);
   return true;
 }
 
@@ -25,6 +26,7 @@ bool ComputePool::Leave(WorkerId worker) {
   patience_.Forget(worker);
   pace_.Forget(worker);
   planner_.ForgetComputeWorker(worker);
+  std::erase(leaving_states_, worker);
   return std::erase(workers_, worker) > 0;
 }
 

@@ -26,8 +26,10 @@ class ComputePool {
         planner_(options.attention, PlannerOptionsOf(options)) {}
 
   // Both return false, and change nothing, if the worker is there already, or is not.
-  bool Join(WorkerId worker);
+  bool Join(WorkerId worker, bool leaves_states = false);
   bool Leave(WorkerId worker);
+  // All of them, of which there is at least one, leave states of prompts (ComputeWorkerJoined).
+  bool all_leave_states() const { return !workers_.empty() && leaving_states_.size() == workers_.size(); }
 
   const std::vector<WorkerId>& workers() const { return workers_; }  // in the order in which they joined
   bool empty() const { return workers_.empty(); }
@@ -56,6 +58,7 @@ class ComputePool {
 
   const SchedulerOptions& options_;
   std::vector<WorkerId> workers_;
+  std::vector<WorkerId> leaving_states_;  // of them, those that leave states of prompts
   StepPatience patience_;
   Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
   StreamPace pace_;

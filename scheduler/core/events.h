@@ -58,6 +58,7 @@ struct AttentionWorkerDraining {  // gets nothing new, and what it has moves to 
 };
 struct ComputeWorkerJoined {
   WorkerId worker;
+  bool leaves_states = false;  // linear layers of prompts run there, and of their states it leaves proto::StatesLeft
 };
 struct ComputeWorkerLost {  // its steps are repeated by another
   WorkerId worker;

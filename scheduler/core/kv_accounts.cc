@@ -2,14 +2,18 @@
 
 #include <utility>
 
+#include "proto/state_blocks.h"
 #include "scheduler/core/tenant_queues.h"
 
 namespace dovetail::scheduler {
 
-Charges KvAccounts::CostOf(const Sequence& sequence, Position end, int chunk) const {
-  return budget_.CostOf(
-      sequence.placement,
-      {.first_block = sequence.shared_blocks, .end = end, .ctx_len = sequence.told_ctx_len, .chunk = chunk});
+Charges KvAccounts::CostOf(const Sequence& sequence, Position end, std::span<const Position> cuts) const {
+  Extent extent{.first_block = sequence.shared_blocks, .end = end, .ctx_len = sequence.told_ctx_len};
+  if (!cuts.empty()) {
+    extent.chunk = static_cast<int>(cuts.back() - cuts.front());
+    extent.group_states = proto::StateBlocksHeld(cuts);
+  }
+  return budget_.CostOf(sequence.placement, extent);
 }
 
 void KvAccounts::Charge(Sequence& sequence, const Charges& cost) {
@@ -35,8 +39,8 @@ std::optional<int> KvAccounts::Reserve(Sequence& sequence, Position end) {
   return std::nullopt;
 }
 
-bool KvAccounts::ReserveForGroup(Sequence& sequence, int tokens) {
-  const Charges cost = CostOf(sequence, sequence.reserved, tokens);
+bool KvAccounts::ReserveForGroup(Sequence& sequence, std::span<const Position> cuts) {
+  const Charges cost = CostOf(sequence, sequence.reserved, cuts);
   if (budget_.Lacking(cost, sequence.charges)) return false;
   Charge(sequence, cost);
   sequence.group_charged = true;
@@ -45,6 +49,14 @@ bool KvAccounts::ReserveForGroup(Sequence& sequence, int tokens) {
 
 void KvAccounts::EndGroup(Sequence& sequence) {
   if (std::exchange(sequence.group_charged, false)) Charge(sequence, CostOf(sequence, sequence.reserved));
+}
+
+bool KvAccounts::Renew(Sequence& sequence) {
+  if (sequence.group_charged) return true;
+  const Charges cost = CostOf(sequence, sequence.reserved);
+  if (budget_.Lacking(cost, sequence.charges)) return false;
+  Charge(sequence, cost);
+  return true;
 }
 
 void KvAccounts::Share(Sequence& sequence) {

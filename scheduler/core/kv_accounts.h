@@ -1,5 +1,6 @@
 #pragma once
 #include <optional>
+#include <span>
 
 #include "base/status.h"
 #include "scheduler/core/kv_budget.h"
@@ -20,17 +21,22 @@ class KvAccounts {
   const KvBudget& budget() const { return budget_; }
 
   // What the sequence costs where it lies, without the blocks that its request is charged for.
-  // end: tokens before it are charged. chunk: new tokens of its largest step; 0: those of an ordinary one.
-  Charges CostOf(const Sequence& sequence, Position end, int chunk = 0) const;
+  // end: tokens before it are charged. cuts: where the ranks of a group begin that takes it further, and its end;
+  // empty: there is none.
+  Charges CostOf(const Sequence& sequence, Position end, std::span<const Position> cuts = {}) const;
   void Charge(Sequence& sequence, const Charges& cost);
 
   // Room for the tokens before `end`. Returns the worker where there is none; then nothing has changed.
   std::optional<int> Reserve(Sequence& sequence, Position end);
 
-  // Layers with windows and linear states take more room while a step has `tokens` of the sequence, and until the next
-  // one begins. ReserveForGroup returns false if there is not as much; then nothing has changed.
-  bool ReserveForGroup(Sequence& sequence, int tokens);
+  // Layers with windows and linear states take more room while a group has the tokens between these cuts, and until the
+  // next step begins. ReserveForGroup returns false if there is not as much; then nothing has changed.
+  bool ReserveForGroup(Sequence& sequence, std::span<const Position> cuts);
   void EndGroup(Sequence& sequence);
+
+  // Charges the sequence for what it holds already, by what the budget knows now. False, and nothing has changed: it
+  // takes more now, and there is no room. Of a group under way EndGroup does so.
+  bool Renew(Sequence& sequence);
 
   // From now on the request is charged for the first sequence.shared_blocks blocks, as long as a choice uses them.
   void Share(Sequence& sequence);

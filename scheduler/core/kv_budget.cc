@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "proto/kv_blocks.h"
+#include "proto/state_blocks.h"
 
 namespace dovetail::scheduler {
 
@@ -70,6 +70,8 @@ int64_t KvBudget::BlocksOfShard(const proto::Shard& shard, const Extent& extent)
   }
   const int64_t end = BlocksOf(std::min(shard.tokens.end, extent.end));
   const int64_t blocks = std::max<int64_t>(0, end - first);
+  if (linear_ == proto::LinearPrompts::kOnComputeWorkers && table_.linear(shard.group) != nullptr)
+    return std::min(blocks, std::max(extent.group_states, proto::MostStateBlocks(max_chunk_)));
   return proto::MostSegments(blocks * kSegmentTokens, window, std::max(extent.chunk, max_chunk_));
 }
 

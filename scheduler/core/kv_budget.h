@@ -7,6 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "base/ids.h"
 #include "proto/attention_spec.h"
+#include "proto/kv_blocks.h"
 #include "proto/placement.h"
 
 namespace dovetail::scheduler {
@@ -27,6 +28,8 @@ struct Extent {
   // What attention workers last heard: a windowed group has forgotten what no row from here on can see.
   Position ctx_len = 0;
   int chunk = 0;  // new tokens of its largest step; 0: what the budget was told
+  // Of a prefill group whose ranks leave states: blocks of each head's (proto::StateBlocksHeld). 0: there is none.
+  int64_t group_states = 0;
 };
 
 // How many KvBlocks the scheduler lets sequences use on each attention worker. A block is 64 tokens x one KV head x one
@@ -51,6 +54,11 @@ class KvBudget {
 
   // `table` must outlive the budget. No step has more than `max_chunk` new tokens of a sequence.
   KvBudget(const proto::AttentionTable& table, int max_chunk) : table_(table), max_chunk_(max_chunk) {}
+
+  // Where linear layers of prompts run from now on. Until told: on attention workers, which takes more blocks. What is
+  // charged already stays.
+  void SetLinearPrompts(proto::LinearPrompts where) { linear_ = where; }
+  proto::LinearPrompts linear_prompts() const { return linear_; }
 
   // A worker that was known keeps its index and what is charged to it.
   void Join(WorkerId id, Epoch epoch, uint64_t capacity, double rate = 1);
@@ -84,6 +92,7 @@ class KvBudget {
 
   const proto::AttentionTable& table_;
   int max_chunk_;
+  proto::LinearPrompts linear_ = proto::LinearPrompts::kOnAttentionWorkers;
   std::vector<Worker> workers_;
 };
 

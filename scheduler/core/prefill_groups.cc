@@ -112,8 +112,7 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   const std::vector<Position>& cuts = choice.cuts;
   const int cut_ranks = choice.ranks();
   if (cut_ranks < 2) return {};
-  if (!accounts_.ReserveForGroup(sequence, static_cast<int>(cuts.back() - base)))
-    return PlanGroup(sequence, workers, cut_ranks - 1, slots);
+  if (!accounts_.ReserveForGroup(sequence, cuts)) return PlanGroup(sequence, workers, cut_ranks - 1, slots);
   sequence.divided = std::max(sequence.divided, prompt.end - base);
   const proto::PrefillWay way = choice.forecast.way();
   Run run{.id = batches_.step_to_come(),

@@ -38,12 +38,40 @@ void WorkerEvents::On(const AttentionWorkerDraining& event) {
 }
 
 void WorkerEvents::On(const ComputeWorkerJoined& event) {
-  if (!pool_.Join(event.worker)) turn_.CountLate();
+  if (!pool_.Join(event.worker, event.leaves_states)) return turn_.CountLate();
+  NoteLinearPrompts();
 }
 
 void WorkerEvents::On(const ComputeWorkerLost& event) {
   if (!pool_.Leave(event.worker)) return turn_.CountLate();
   results_.LoseSteps(event.worker);
+  NoteLinearPrompts();
+}
+
+// A step may run on any compute worker, so all of them must leave states if attention workers are to hold no more than
+// these. Where one joins that does not, sequences are charged for the blocks that its steps take, and those for which
+// there are none begin again.
+void WorkerEvents::NoteLinearPrompts() {
+  using proto::LinearPrompts;
+  if (pool_.empty()) return;  // what the last of them did may still be held
+  const LinearPrompts where =
+      pool_.all_leave_states() ? LinearPrompts::kOnComputeWorkers : LinearPrompts::kOnAttentionWorkers;
+  if (where == budget().linear_prompts()) return;
+  budget().SetLinearPrompts(where);
+  if (where == LinearPrompts::kOnComputeWorkers) return choices_.EndStranding();
+  const std::vector<Sequence*> before = slots_.active();
+  for (Sequence* sequence : before)
+    if (sequence->phase >= Phase::kOpening && sequence->phase != Phase::kMoving && !accounts_.Renew(*sequence))
+      BeginAgain(*sequence);
+}
+
+// At once, or when its steps have returned.
+void WorkerEvents::BeginAgain(Sequence& sequence) {
+  if (sequence.in_flight > 0) {
+    sequence.lost = true;
+  } else {
+    choices_.Preempt(sequence);
+  }
 }
 
 void WorkerEvents::On(const ComputeWorkersLinked& event) {
@@ -80,11 +108,7 @@ void WorkerEvents::RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_
         std::any_of(sequence->placement.begin(), sequence->placement.end(),
                     [&](const proto::Shard& shard) { return shard.worker == worker && shard.epoch != but_not_of; });
     if (!on_it || sequence->phase < Phase::kOpening) continue;
-    if (sequence->in_flight > 0) {
-      sequence->lost = true;
-    } else {
-      choices_.Preempt(*sequence);
-    }
+    BeginAgain(*sequence);
   }
 }
 

@@ -54,6 +54,8 @@ class WorkerEvents {
 
  private:
   void RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of);
+  void NoteLinearPrompts();
+  void BeginAgain(Sequence& sequence);
   bool IsNamed(WorkerId worker) const;
   void ForgetLostWorkers();
   KvBudget& budget() { return accounts_.budget(); }

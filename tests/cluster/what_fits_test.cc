@@ -51,6 +51,10 @@ TEST(WhatFits, AModelOfStatesAloneFitsAtAnyLength) {
   EXPECT_EQ(engine::DefaultKvCacheBytes(table, options, 1, /*room=*/1), sequence);
   EXPECT_EQ(engine::DefaultKvCacheBytes(table, options, 3, /*room=*/1), 3 * sequence) << "one for each worker";
   EXPECT_EQ(engine::DefaultKvCacheBytes(table, options, 1, 100 * sequence), 100 * sequence) << "the rest for snapshots";
+  EXPECT_LT(engine::DefaultKvCacheBytes(table, options, 1, /*room=*/1, attention::KvStorage::kAsSent,
+                                        proto::LinearPrompts::kOnComputeWorkers),
+            sequence)
+      << "of a step's states only those are held that are left";
   EXPECT_TRUE(engine::CheckKvRoom(table, options, 1, sequence).ok());
   const absl::Status refused = engine::CheckKvRoom(table, options, 1, sequence / 2);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << "less than one sequence";

@@ -29,6 +29,16 @@ TEST(Members, AWorkerServesOnlyWhenBothSidesHaveConnected) {
   EXPECT_TRUE(cluster.Serves(compute));
 }
 
+TEST(Members, AComputeWorkerSaysWhetherItLeavesStatesOfPrompts) {
+  Cluster cluster;
+  const WorkerId leaves = cluster.Join(Role::kComputeWorker, 1, "c1");
+  const WorkerId not_these = cluster.Join(Role::kComputeWorker, 2, "c2");
+  EXPECT_TRUE(cluster.members.Ready(leaves, 0, cluster.now, cluster.actions, /*leaves_states=*/true).ok());
+  EXPECT_TRUE(cluster.members.Ready(not_these, 0, cluster.now, cluster.actions).ok());
+  EXPECT_TRUE(cluster.members.Find(leaves)->leaves_states);
+  EXPECT_FALSE(cluster.members.Find(not_these)->leaves_states);
+}
+
 TEST(Members, AnAttentionWorkerThatComesBeforeAnyModelWaitsForIt) {
   Cluster cluster;
   const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");

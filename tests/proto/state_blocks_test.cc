@@ -1,5 +1,7 @@
 #include "proto/state_blocks.h"
 
+#include <set>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/step_layout.h"
@@ -51,6 +53,25 @@ TEST(StateBlocks, WhatTheNextStepNeedsIsLeftOrWasThere) {
         EXPECT_TRUE(there) << begin << ".." << end << ": block " << block.block;
       }
     }
+}
+
+TEST(StateBlocks, WhatIsHeldDuringAStepAreTheBlocksBeforeItAndThoseThatItLeaves) {
+  for (Position begin = 0; begin < 1100; begin += 13)
+    for (Position end = begin + 1; end < begin + 1500; end += 37) {
+      std::set<int64_t> held;
+      for (const StateBlock& block : StatesBefore(begin)) held.insert(block.block);
+      for (const StateBlock& block : StatesLeft(begin, end)) held.insert(block.block);
+      const Position cuts[] = {begin, end};
+      ASSERT_EQ(StateBlocksHeld(cuts), static_cast<int64_t>(held.size())) << begin << ".." << end;
+      ASSERT_LE(StateBlocksHeld(cuts), MostStateBlocks(static_cast<int>(end - begin))) << begin << ".." << end;
+    }
+  const Position steps[][2] = {{191, 703}, {191, 1215}, {959, 1089}};
+  for (const auto& step : steps)
+    EXPECT_EQ(StateBlocksHeld(step), MostStateBlocks(static_cast<int>(step[1] - step[0]))) << "no more than needed";
+  const Position group[] = {512, 1024, 1600};
+  EXPECT_EQ(StateBlocksHeld(group), 1 + 2 + 2) << "the one before, and two at each end, among them all snapshots";
+  EXPECT_EQ(MostStateBlocks(65472), 4 + 128 + 2);
+  EXPECT_EQ(MostStateBlocks(64), 3);
 }
 
 TEST(StateBlocks, BytesGrowByASnapshotEvery512Tokens) {

@@ -69,7 +69,7 @@ TEST(KvAccounts, AWindowTakesMoreRoomWhileAGroupPrefills) {
   parts.AddAttentionWorker(0, 100);
   Sequence& a = parts.AddReady(1024);
   const uint64_t alone = parts.accounts.budget().workers()[0].used;
-  EXPECT_TRUE(parts.accounts.ReserveForGroup(a, 512));
+  EXPECT_TRUE(parts.accounts.ReserveForGroup(a, std::vector<Position>{0, 256, 512}));
   EXPECT_GT(parts.accounts.budget().workers()[0].used, alone);
   parts.accounts.EndGroup(a);
   EXPECT_EQ(parts.accounts.budget().workers()[0].used, alone);
