@@ -78,6 +78,7 @@ Position EndOfGroup(Position base, Position end, int ranks, const PrefillCutOpti
     const bool fits = left <= tokens.first_most + (groups - 2) * tokens.most;
     if (fits && (left - fewer) * kSmallRest <= tokens.even) --groups;
   }
+  groups += options.more_groups;
   if (groups == 1) return end;
   const Position least = RoundUp(end - (groups - 1) * tokens.most);
   return std::clamp(RoundToSegment(base + left / groups), std::min(least, base + tokens.first_most),

@@ -17,6 +17,8 @@ struct PrefillCutOptions {
   // How fast each rank is, against the others; positive, at least as many as there are ranks. Empty: all are equally
   // fast.
   std::span<const double> speeds;
+  // What is left is divided into so many groups more than it needs.
+  int more_groups = 0;
 };
 
 // How many ranks the next group of a prompt may have, at most `most_ranks`: 1 if it is not to be divided.

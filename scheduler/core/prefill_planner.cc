@@ -17,6 +17,8 @@ constexpr int64_t kLeastTokens = 64;
 constexpr double kEvenCuts = 1e9;
 // More ranks must be so much faster, for they keep others waiting.
 constexpr double kWorthMoreRanks = 0.97;
+// One more group still more: what ranks do once a group is not predicted, and rates are not exact.
+constexpr double kWorthMoreGroups = 0.92;
 constexpr double kLeastCorrection = 0.25, kMostCorrection = 8;
 // A way that was not taken for so many parts of prompts is corrected half as much, so that it is tried again.
 constexpr double kCorrectionHalves = 16;
@@ -243,11 +245,12 @@ int PrefillPlanner::StepTokensOf(const PromptToPlan& prompt) const {
 }
 
 std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
-                                             std::span<const ComputeRates> rates, const PlaneRates& plane) const {
+                                             std::span<const ComputeRates> rates, const PlaneRates& plane,
+                                             int more_groups) const {
   const int ranks = options_.max_step_tokens < kSegmentTokens ? 1 : RanksFrom(prompt, base, way.ranks);
   const int step_tokens = StepTokensOf(prompt);
   if (ranks < 2) return {base, std::min(prompt.end, base + step_tokens)};
-  PrefillCutOptions cut{.most_tokens = step_tokens};
+  PrefillCutOptions cut{.most_tokens = step_tokens, .more_groups = more_groups};
   // With pass-q the first rank attends to least for itself, and to most for others.
   const bool asks = way.by.softmax == proto::PrefixExchange::kPassQ;
   if (asks) cut.par_tokens = kEvenCuts;
@@ -271,13 +274,30 @@ std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Positio
   return CutPrefill(base, EndOfGroup(base, prompt.end, ranks, cut), ranks, cut);
 }
 
+// Where a rank has all that a step may have, its fair part may be more: then the others have more than theirs, and it
+// waits for them.
+double PrefillPlanner::BestTimeTo(Position horizon, const PromptToPlan& prompt, const Ranks& ranks, const Way& way,
+                                  PrefillChoice& first) const {
+  const double seconds = TimeTo(horizon, prompt, ranks, way, /*more_groups=*/0, first);
+  bool full = false;
+  for (int r = 0; r < first.ranks(); ++r)
+    full |= first.cuts[r + 1] - first.cuts[r] > StepTokensOf(prompt) - kSegmentTokens;
+  if (first.ranks() < 2 || !full) return seconds;
+  PrefillChoice smaller;
+  const double smaller_s = TimeTo(horizon, prompt, ranks, way, /*more_groups=*/1, smaller);
+  if (smaller.ranks() < first.ranks() || smaller_s >= seconds * kWorthMoreGroups) return seconds;
+  first = std::move(smaller);
+  return smaller_s;
+}
+
 double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way,
-                              PrefillChoice& first) const {
+                              int more_groups, PrefillChoice& first) const {
   const PlaneRates plane = RatesOf(prompt.attention_workers);
   const double correction = CorrectionOf(way);
   double seconds = 0;
   for (Position base = prompt.ctx_len; base < horizon;) {
-    const std::vector<Position> cuts = CutsOf(prompt, base, way, ranks.rates, plane);
+    const std::vector<Position> cuts = CutsOf(prompt, base, way, ranks.rates, plane, more_groups);
+    more_groups = 0;  // the others are as few as they can be
     const proto::PrefillWay by = WayOf(way, static_cast<int>(cuts.size()) - 1);
     const bool gives_back = GivesBack(prompt, ranks.free, cuts, by);
     std::vector<StepWork> work;
@@ -347,7 +367,7 @@ PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const
     const Ranks fastest = FastestOf(free, ranks, rates);
     for (const proto::PrefillWay& by : Ways(fastest.free)) {
       PrefillChoice choice;
-      const double seconds = TimeTo(horizon, prompt, fastest, {ranks, by}, choice);
+      const double seconds = BestTimeTo(horizon, prompt, fastest, {ranks, by}, choice);
       if (options_.choose_ranks && choice.ranks() < ranks) continue;  // the prompt is too short for them
       const bool more = ranks > best.ranks();
       const bool better = best.cuts.empty() || seconds < best_s * (more ? kWorthMoreRanks : 1);

@@ -76,7 +76,8 @@ class PrefillPlanner {
 
   // The next step or group of `prompt`, over the fastest of `free`, at most `most_ranks` of them.
   //   Requires: a token to be computed, free.size() >= most_ranks >= 1
-  //   Sizes:    a prompt has as few groups as can take it, of about equal sizes (EndOfGroup)
+  //   Sizes:    a prompt has as few groups as can take it, of about equal sizes (EndOfGroup); or one more, where a step
+  //             is too small for a rank's fair part of a group and smaller groups are predicted to be faster
   PrefillChoice Choose(const PromptToPlan& prompt, std::span<const FreeRank> free, int most_ranks) const;
 
   // How many of `most_ranks` may take the next part of it: 1 if it is not to be divided.
@@ -158,13 +159,17 @@ class PrefillPlanner {
   int RanksFrom(const PromptToPlan& prompt, Position base, int most_ranks) const;
   int StepTokensOf(const PromptToPlan& prompt) const;
   std::vector<Position> CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
-                               std::span<const ComputeRates> rates, const PlaneRates& plane) const;
+                               std::span<const ComputeRates> rates, const PlaneRates& plane, int more_groups = 0) const;
   bool GivesBack(const PromptToPlan& prompt, std::span<const FreeRank> ranks, std::span<const Position> cuts,
                  const proto::PrefillWay& by) const;
   PromptStep StepOf(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                     proto::PrefixExchange exchange) const;
-  // Seconds until all tokens before `horizon` are computed; the first step or group in `first`.
-  double TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way, PrefillChoice& first) const;
+  // Seconds until all tokens before `horizon` are computed; the first step or group in `first`. What is left is divided
+  // into so many groups more than it needs.
+  double TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way, int more_groups,
+                PrefillChoice& first) const;
+  double BestTimeTo(Position horizon, const PromptToPlan& prompt, const Ranks& ranks, const Way& way,
+                    PrefillChoice& first) const;
   PrefillChoice WithoutRates(const PromptToPlan& prompt, std::span<const FreeRank> free) const;
   int MostRanks() const;
   static proto::PrefillWay WayOf(const Way& way, int ranks);

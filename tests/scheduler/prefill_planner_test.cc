@@ -187,6 +187,39 @@ TEST_F(PrefillPlannerTest, ASlowWorkerHasFewerTokens) {
   EXPECT_THAT(two_of_three.free_rank, ElementsAre(1, 2)) << "the fast ones";
 }
 
+// Where 256 earlier tokens cost as much as the dense layers, the first of two ranks has 648 of 1000 tokens for equal
+// times, and a step has 512: the group takes the 1.929 s of the second rank. Two groups take half of what all of it
+// takes, 1.477 s, and what crosses.
+TEST_F(PrefillPlannerTest, OneMoreGroupIsTakenWhereAStepIsTooSmallForFairParts) {
+  const PrefillPlannerOptions options{
+      .exchange = PrefixExchange::kGather, .choose_ranks = false, .max_step_tokens = 512, .rank_tokens = 64};
+  PrefillPlanner planner(table_, options);
+  constexpr double kPairs = 1.0 / 256 / 256 * 1e3;  // seconds of 1e6 FLOP: 256 of them for a pair of tokens
+  Learn(planner, 1, kPairs, 0.0001, 0.00001);
+  const PrefillChoice first = planner.Choose(Prompt(1000), Free(2), 2);
+  EXPECT_EQ(first.cuts.back(), 512);
+  const PrefillChoice second = planner.Choose(Prompt(488, 512), Free(2), 2);
+  EXPECT_EQ(second.cuts.back(), 1000);
+  EXPECT_NEAR(first.forecast.predicted_s + second.forecast.predicted_s, 1.477, 0.1);
+  EXPECT_EQ(planner.Choose(Prompt(700), Free(2), 2).cuts.back(), 700) << "448 tokens and 252 are fair parts";
+  // Streams that can bear less shorten the steps of ranks (--prefill-itl-budget), and so what binds.
+  PromptToPlan shortened = Prompt(500);
+  shortened.most_tokens = 256;
+  PrefillPlanner with_streams(table_, options);
+  Learn(with_streams, 1, 2 * kPairs, 0.0001, 0.00001);
+  const PrefillChoice half = with_streams.Choose(shortened, Free(2), 2);
+  EXPECT_EQ(half.cuts.back(), 256);
+  EXPECT_LE(half.cuts[1] - half.cuts[0], 256 - 64);
+}
+
+TEST_F(PrefillPlannerTest, NoMoreGroupsAreTakenThanNeededWhereFullStepsAreFair) {
+  PrefillPlanner planner(
+      table_, {.exchange = PrefixExchange::kGather, .choose_ranks = false, .max_step_tokens = 512, .rank_tokens = 128});
+  Learn(planner, 1, 0.000001, 0.000001, 0.000001);
+  EXPECT_THAT(planner.Choose(Prompt(1000), Free(2), 2).cuts, ElementsAre(0, 512, 1000));
+  EXPECT_EQ(planner.Choose(Prompt(8192), Free(2), 2).cuts.back(), 1024);
+}
+
 TEST_F(PrefillPlannerTest, TheFasterOnesAttend) {
   PrefillPlanner slow_plane(table_, options_);
   Learn(slow_plane, 0.001, 0.01, 1, 0.0001);
