@@ -288,6 +288,48 @@ TEST_F(CudaHybridOpsTest, RoutersChooseAsTheCpuDoes) {
   }
 }
 
+// Many rows read the router's weights together. That changes no bit of any.
+TEST_F(CudaHybridOpsTest, RoutersChooseForManyRowsWhatTheyChooseForFew) {
+  struct Case {
+    int rows, hidden, experts, groups;
+  };
+  for (const Case& c : {Case{515, 200, 60, 6}, {512, 300, 128, 1}, {600, 3000, 40, 1}, {513, 7200, 6, 1}}) {
+    const int chosen = 4, few = 103;
+    const std::vector<float> x = RandomFloats(c.rows * c.hidden, 1), norm = RandomFloats(c.hidden, 2, 0.5f, 1.5f);
+    const std::vector<float> w = RandomFloats(c.experts * c.hidden, 3, -0.2f, 0.2f), bias = RandomFloats(c.experts, 4);
+    const auto dx = Upload(x), dn = Upload(norm), dw = Upload(w), db = Upload(bias);
+    const auto route = [&](int first, int rows, std::vector<int32_t>& expert, std::vector<float>& weight) {
+      const auto de = Empty(rows * chosen * 4), dweight = Empty(rows * chosen * 4);
+      ASSERT_TRUE(RouteExperts(stream(), {.x = As<float>(dx) + first * c.hidden,
+                                          .norm = As<float>(dn),
+                                          .router = As<float>(dw),
+                                          .bias = As<float>(db),
+                                          .selection_bias = As<float>(db),
+                                          .expert = As<int32_t>(de),
+                                          .weight = As<float>(dweight),
+                                          .eps = 1e-6f,
+                                          .rows = rows,
+                                          .hidden = c.hidden,
+                                          .experts = c.experts,
+                                          .chosen = chosen,
+                                          .groups = c.groups,
+                                          .chosen_groups = (c.groups + 1) / 2})
+                      .ok());
+      const auto experts = Download<int32_t>(*de);
+      const auto weights = Download<float>(*dweight);
+      expert.insert(expert.end(), experts.begin(), experts.end());
+      weight.insert(weight.end(), weights.begin(), weights.end());
+    };
+    std::vector<int32_t> many_experts, few_experts;
+    std::vector<float> many_weights, few_weights;
+    route(0, c.rows, many_experts, many_weights);
+    for (int first = 0; first < c.rows; first += few)
+      route(first, std::min(few, c.rows - first), few_experts, few_weights);
+    EXPECT_EQ(many_experts, few_experts) << c.hidden;
+    EXPECT_EQ(many_weights, few_weights) << c.hidden;
+  }
+}
+
 // Rows through their experts, one product: places, tiles, both sizes of them.
 TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
   struct Case {

@@ -1,130 +1,14 @@
 #include "kernels/cuda/experts/expert_launches.h"
 #include "kernels/cuda/primitives/primitives.cuh"
-#include "kernels/cuda/primitives/warp_sums.cuh"
 #include "kernels/cuda/primitives/wire.cuh"
 
-// Experts: routing, the order of the pairs, products by expert, their sum. All lengths that depend on the routing stay
+// Experts: the order of the pairs, products by expert, their sum. All lengths that depend on the routing stay
 // on the device, so that a step can be recorded.
 
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr int kRouteThreads = 256, kRouteWarps = kRouteThreads / 32, kMostExperts = 1024;
-constexpr int kPlaceThreads = 1024;
-
-__device__ __forceinline__ float WarpMax(float x) {
-  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-  return x;
-}
-
-// The best of a warp's candidates, of equals the lower number; a lane without one has `none`. All lanes return it.
-__device__ __forceinline__ int WarpBest(float best, int at, int none) {
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(~0u, best, step);
-    const int other_at = __shfl_xor_sync(~0u, at, step);
-    if (other_at < none && (at == none || other > best || (other == best && other_at < at)))
-      best = other, at = other_at;
-  }
-  return at;
-}
-
-// One warp marks the experts of all groups but the chosen ones as taken.
-__device__ void TakeOtherGroups(const RouteLaunch& p, float* groups, float* choice) {
-  const int lane = threadIdx.x % 32, size = p.experts / p.groups;
-  for (int g = lane; g < p.groups; g += 32) {
-    float first = -INFINITY, second = -INFINITY;
-    for (int e = g * size; e < (g + 1) * size; ++e) {
-      second = fmaxf(second, fminf(first, choice[e]));
-      first = fmaxf(first, choice[e]);
-    }
-    const float sum = first + second;
-    groups[g] = isnan(sum) ? -INFINITY : sum;
-  }
-  __syncwarp();
-  for (int s = 0; s < p.chosen_groups; ++s) {
-    float best = 0;
-    int at = kMostExperts;
-    for (int g = lane; g < p.groups; g += 32)
-      if (!isnan(groups[g]) && (at == kMostExperts || groups[g] > best)) best = groups[g], at = g;
-    at = WarpBest(best, at, kMostExperts);
-    __syncwarp();
-    if (lane == at % 32) groups[at] = NAN;  // chosen
-    __syncwarp();
-  }
-  for (int e = lane; e < p.experts; e += 32)
-    if (!isnan(groups[e / size])) choice[e] = NAN;
-  __syncwarp();
-}
-
-// One warp turns logits into scores and chooses; of equals the lower number. `groups` is memory for kMostExperts / 2.
-__device__ void Choose(const RouteLaunch& p, int64_t row, float* scores, float* choice, float* groups) {
-  const int lane = threadIdx.x % 32;
-  if (p.score == RouteScore::kSoftmax) {
-    float largest = -INFINITY, sum = 0;
-    for (int e = lane; e < p.experts; e += 32) largest = fmaxf(largest, scores[e]);
-    largest = WarpMax(largest);
-    for (int e = lane; e < p.experts; e += 32) sum += scores[e] = expf(scores[e] - largest);
-    sum = WarpSum(sum);
-    for (int e = lane; e < p.experts; e += 32) scores[e] /= sum;
-  } else if (p.score == RouteScore::kSigmoid) {
-    for (int e = lane; e < p.experts; e += 32) scores[e] = 1 / (1 + expf(-scores[e]));
-  }
-  for (int e = lane; e < p.experts; e += 32) {
-    const float x = scores[e] + (p.selection_bias != nullptr ? p.selection_bias[e] : 0.0f);
-    choice[e] = isnan(x) ? -INFINITY : x;
-  }
-  __syncwarp();
-  if (p.groups > 1) TakeOtherGroups(p, groups, choice);
-  float total = 0, first = 0;
-  for (int s = 0; s < p.chosen; ++s) {
-    float best = 0;
-    int at = kMostExperts;  // beyond all
-    for (int e = lane; e < p.experts; e += 32)
-      if (!isnan(choice[e]) && (at == kMostExperts || choice[e] > best)) best = choice[e], at = e;
-    at = WarpBest(best, at, kMostExperts);
-    float weight = scores[at];
-    if (s == 0) first = weight;
-    if (p.score == RouteScore::kSoftmaxOfChosen) weight = expf(weight - first);
-    total += weight;
-    if (lane == 0) {
-      p.expert[row * p.chosen + s] = at;
-      p.weight[row * p.chosen + s] = weight;
-    }
-    __syncwarp();
-    if (lane == at % 32) choice[at] = NAN;  // taken
-    __syncwarp();
-  }
-  const bool divide = p.renormalise || p.score == RouteScore::kSoftmaxOfChosen;
-  for (int s = lane; s < p.chosen; s += 32) p.weight[row * p.chosen + s] *= divide ? p.scale / total : p.scale;
-}
-
-// A thread block a row.
-__global__ void __launch_bounds__(kRouteThreads) RouteKernel(const __grid_constant__ RouteLaunch p) {
-  extern __shared__ float h[];
-  __shared__ float sums[kRouteWarps], scores[kMostExperts], choice[kMostExperts], groups[kMostExperts / 2];
-  const int64_t row = blockIdx.x;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float squares = 0;
-  for (int i = threadIdx.x; i < p.hidden; i += kRouteThreads) {
-    h[i] = p.x[row * p.hidden + i];
-    squares += h[i] * h[i];
-  }
-  squares = WarpSum(squares);
-  if (lane == 0) sums[warp] = squares;
-  __syncthreads();
-  const float inverse = rsqrtf(WarpSum(lane < kRouteWarps ? sums[lane] : 0.0f) / static_cast<float>(p.hidden) + p.eps);
-  for (int i = threadIdx.x; i < p.hidden; i += kRouteThreads) h[i] *= inverse * p.norm[i];
-  __syncthreads();
-  for (int e = warp; e < p.experts; e += kRouteWarps) {
-    const float* const w = p.router + static_cast<int64_t>(e) * p.hidden;
-    float sum = 0;
-    for (int i = lane; i < p.hidden; i += 32) sum += h[i] * w[i];
-    sum = WarpSum(sum);
-    if (lane == 0) scores[e] = sum + (p.bias != nullptr ? p.bias[e] : 0.0f);
-  }
-  __syncthreads();
-  if (warp == 0) Choose(p, row, scores, choice, groups);
-}
+constexpr int kMostExperts = 1024, kPlaceThreads = 1024;
 
 // One thread block: counts, offsets, places, tiles.
 __global__ void __launch_bounds__(kPlaceThreads) PlaceKernel(const __grid_constant__ PlaceLaunch p) {
@@ -295,14 +179,6 @@ int LaunchGemm(const ExpertGemmLaunch& p, cudaStream_t stream) {
 }
 
 }  // namespace
-
-int LaunchRoute(const RouteLaunch* p, void* stream) {
-  const int bytes = p->hidden * static_cast<int>(sizeof(float));
-  const cudaError_t error = cudaFuncSetAttribute(RouteKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  RouteKernel<<<p->rows, kRouteThreads, bytes, static_cast<cudaStream_t>(stream)>>>(*p);
-  return cudaGetLastError();
-}
 
 int LaunchPlace(const PlaceLaunch* p, void* stream) {
   PlaceKernel<<<1, kPlaceThreads, 0, static_cast<cudaStream_t>(stream)>>>(*p);
