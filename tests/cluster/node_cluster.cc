@@ -21,14 +21,15 @@ WorkerId IdOf(int worker) { return WorkerId(static_cast<uint32_t>(worker)); }
 
 }  // namespace
 
-NodeModel::NodeModel(const std::filesystem::path& path) : device(*kernels::CreateCpuDevice({.threads = 1})) {
+NodeModel::NodeModel(const std::filesystem::path& path, model::WeightFormat weights, DType kv)
+    : device(*kernels::CreateCpuDevice({.threads = 1})) {
   auto checkpoint = model::OpenCheckpoint(path);
   DT_CHECK(checkpoint.ok(), std::string(checkpoint.status().message()));
   const auto stream = device->CreateStream();
-  auto made = model::LoadModel(*std::move(checkpoint), model::WeightFormat::kF32, &stream->pool(), {});
+  auto made = model::LoadModel(*std::move(checkpoint), weights, &stream->pool(), {});
   DT_CHECK(made.ok(), std::string(made.status().message()));
   loaded = *std::move(made);
-  table = *compute::AttentionTableOf(loaded->config(), DType::kF32);
+  table = *compute::AttentionTableOf(loaded->config(), kv);
 }
 
 void Stream::Take(requests::GenerationUpdate update) {

@@ -24,13 +24,14 @@ class HandClock final : public Clock {
   absl::Time now = absl::UnixEpoch();
 };
 
-// A model in f32, shared by clusters.
+// A model on the CPU, in f32 unless told otherwise, shared by clusters.
 struct NodeModel {
   std::unique_ptr<kernels::Device> device;
   std::unique_ptr<model::LoadedModel> loaded;
   proto::AttentionTable table;
 
-  explicit NodeModel(const std::filesystem::path& path);
+  explicit NodeModel(const std::filesystem::path& path, model::WeightFormat weights = model::WeightFormat::kF32,
+                     DType kv = DType::kF32);
 };
 
 // What a request was answered.

@@ -1,16 +1,14 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "proto/rank_frames.h"
 #include "tests/cluster/node_cluster.h"
+#include "tests/cluster/rank_cluster.h"
 #include "tests/cluster/tiny_hybrid.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
@@ -23,142 +21,6 @@ namespace dovetail::test {
 namespace {
 
 constexpr int kRanks = 3;
-constexpr uint32_t kBlocks = 20000;
-constexpr int kMicroBatches = 16;
-constexpr int kStepTokens = 128;
-
-// Sends nothing any more once it has sent so many frames to other ranks: the process ended there.
-class MortalPort final : public transport::Port {
- public:
-  explicit MortalPort(transport::Port& port) : port_(port) {}
-  NodeId id() const override { return port_.id(); }
-  absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
-    return Dies(header) ? absl::OkStatus() : port_.SendMessage(to, header, std::move(payload));
-  }
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
-    return Dies(header) ? absl::OkStatus() : port_.SendTensor(to, header, std::move(payload));
-  }
-  int Poll(transport::FrameHandler& handler, int max_frames) override {
-    return dead() ? 0 : port_.Poll(handler, max_frames);
-  }
-
-  bool dead() const { return rank_frames_ > lives_for; }
-  int lives_for = 1 << 30;  // frames to other ranks
-
- private:
-  bool Dies(const proto::FrameHeader& header) {
-    if (proto::IsRankFrame(header.type)) ++rank_frames_;
-    return dead();
-  }
-
-  transport::Port& port_;
-  int rank_frames_ = 0;
-};
-
-// Node 0 is the scheduler, node 1 the attention worker, node 2 + r compute worker r.
-class Cluster {
- public:
-  Cluster(NodeModel& model, proto::PrefixExchange exchange, int compute_workers, uint64_t seed = 0) : model_(model) {
-    for (int i = 0; i < 2 + compute_workers; ++i) {
-      ports_.push_back(fabric_.CreatePort(nullptr));
-      faulty_.push_back(std::make_unique<transport::FaultyPort>(*ports_.back(), clock_, seed * 100 + i));
-      if (seed > 0)
-        faulty_.back()->Set({.duplicate = 0.1, .echo = 0.2, .delay = 0.05, .delay_max = absl::Milliseconds(2)});
-      mortal_.push_back(std::make_unique<MortalPort>(*faulty_.back()));
-    }
-    scheduler::SchedulerOptions options;
-    options.max_num_seqs = 8;
-    options.max_num_batched_tokens = kStepTokens;
-    options.max_model_len = 512;
-    options.prefill_rank_tokens = 64;
-    options.prefill_ranks = proto::kMaxPrefillRanks;  // whatever is predicted
-    options.prefill_exchange = exchange;
-    options.linear_exchange = proto::LinearExchange::kChain;
-    options.attention = model.table;
-    options.model_digest = 7;
-    scheduler_ = std::make_unique<scheduler::SchedulerNode>(
-        options, 0, *mortal_[0], clock_,
-        [this](requests::GenerationUpdate update) { streams_[update.request.value() - 1].Take(std::move(update)); },
-        [](const proto::StepResult&, int, int) {});
-    attention::AttentionWorkerOptions attention{WorkerId(0), Epoch(1), kBlocks, kMicroBatches};
-    attention.model_digest = 7;
-    attention_ = *attention::AttentionWorkerNode::Create(model.table, attention, *model.device, *mortal_[1], clock_);
-    for (int r = 0; r < compute_workers; ++r) AddCompute(r);
-    for (int r = 0; r < compute_workers; ++r)
-      for (int other = 0; other < compute_workers; ++other)
-        if (other != r) compute_[r]->AddComputeWorker({IdOf(other), Epoch(1), NodeOf(other)});
-    scheduler_->AddAttentionWorker(WorkerId(0), Epoch(1), NodeId(1), kBlocks);
-  }
-
-  MortalPort& port(int rank) { return *mortal_[2 + rank]; }
-  // The scheduler and the others hear that it has gone.
-  void Lose(int rank) {
-    lost_.insert(rank);
-    scheduler_->LoseComputeWorker(IdOf(rank));
-    for (int other = 0; other < static_cast<int>(compute_.size()); ++other)
-      if (other != rank) compute_[other]->LoseComputeWorker(IdOf(rank), Epoch(1));
-  }
-
-  uint64_t Submit(requests::GenerationRequest request) {
-    request.id = RequestId(streams_.size() + 1);
-    streams_.emplace_back();
-    scheduler_->Handle(scheduler::RequestArrived{std::make_shared<requests::GenerationRequest>(std::move(request))});
-    return streams_.size();
-  }
-  // False: not in a time that only a hang takes.
-  bool Until(const std::function<bool()>& condition) {
-    for (int turn = 0; turn < 100'000; ++turn) {
-      if (condition()) return true;
-      clock_.now += absl::Microseconds(20);
-      scheduler_->Poll();
-      attention_->Poll();
-      for (int r = 0; r < static_cast<int>(compute_.size()); ++r)
-        if (!lost_.contains(r)) compute_[r]->Poll();
-    }
-    return false;
-  }
-  bool UntilFinished(uint64_t request) {
-    return Until([&] { return streams_[request - 1].finished; });
-  }
-  const Stream& stream(uint64_t request) { return streams_[request - 1]; }
-  scheduler::SchedulerStats stats() const { return scheduler_->stats(); }
-
-  // Blocks, and what survivors keep of ranks and for them.
-  uint64_t Held() const {
-    uint64_t held = attention_->core().status().blocks_in_use;
-    for (int r = 0; r < static_cast<int>(compute_.size()); ++r)
-      if (!lost_.contains(r)) held += compute_[r]->core().rank_bytes() + compute_[r]->rank_links().held();
-    return held;
-  }
-
- private:
-  static WorkerId IdOf(int rank) { return WorkerId(static_cast<uint32_t>(10 + rank)); }
-  static NodeId NodeOf(int rank) { return NodeId(static_cast<uint32_t>(2 + rank)); }
-
-  void AddCompute(int rank) {
-    compute::ComputeWorkerOptions options;
-    options.micro_batches = kMicroBatches;
-    options.max_step_tokens = kStepTokens;
-    options.vocab_size = static_cast<int32_t>(model_.loaded->config().vocab_size);
-    compute_.push_back(std::make_unique<compute::ComputeWorkerNode>(*model_.loaded, model_.table, options, NodeId(0),
-                                                                    *model_.device, *mortal_[2 + rank], clock_));
-    compute_.back()->AddAttentionWorker({WorkerId(0), Epoch(1), NodeId(1)});
-    scheduler_->AddComputeWorker(IdOf(rank), NodeOf(rank));
-  }
-
-  NodeModel& model_;
-  HandClock clock_;
-  transport::InprocFabric fabric_;
-  std::vector<std::unique_ptr<transport::Port>> ports_;
-  std::vector<std::unique_ptr<transport::FaultyPort>> faulty_;
-  std::vector<std::unique_ptr<MortalPort>> mortal_;
-  std::unique_ptr<scheduler::SchedulerNode> scheduler_;
-  std::unique_ptr<attention::AttentionWorkerNode> attention_;
-  std::vector<std::unique_ptr<compute::ComputeWorkerNode>> compute_;
-  std::set<int> lost_;
-  std::vector<Stream> streams_;
-};
-
 struct Kind {
   const char* name;
   std::filesystem::path (*write)(const std::filesystem::path& folder);
@@ -205,7 +67,7 @@ class RankExchangeNodes : public testing::TestWithParam<Kind> {
 
   // As one compute worker alone gives it.
   Stream Alone(const requests::GenerationRequest& request) {
-    Cluster cluster(model_, proto::PrefixExchange::kAsk, 1);
+    RankCluster cluster(model_, {.exchange = proto::PrefixExchange::kAsk, .compute_workers = 1});
     const uint64_t id = cluster.Submit(request);
     EXPECT_TRUE(cluster.UntilFinished(id));
     EXPECT_EQ(cluster.stats().prefill_groups, 0u);
@@ -224,7 +86,9 @@ TEST_P(RankExchangeNodes, ARankDiesAtEveryFrameAndNoBitDiffers) {
     int deaths = 0, repeated = 0;
     for (int frames = 0; died; ++frames) {
       SCOPED_TRACE(absl::StrCat("rank ", rank, " dies after ", frames, " frames to other ranks"));
-      Cluster cluster(model_, GetParam().exchange, kRanks, /*seed=*/1 + static_cast<uint64_t>(frames));
+      RankCluster cluster(
+          model_,
+          {.exchange = GetParam().exchange, .compute_workers = kRanks, .seed = 1 + static_cast<uint64_t>(frames)});
       cluster.port(rank).lives_for = frames;
       const uint64_t id = cluster.Submit(request);
       ASSERT_TRUE(cluster.Until([&] { return cluster.port(rank).dead() || cluster.stream(id).finished; }));
@@ -254,7 +118,7 @@ TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateA
   const uint64_t seeds = together ? 8 : 4;
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    Cluster cluster(model_, GetParam().exchange, 4, seed);
+    RankCluster cluster(model_, {.exchange = GetParam().exchange, .compute_workers = 4, .seed = seed});
     std::vector<requests::GenerationRequest> requests;
     for (int i = 0; i < 6; ++i) {
       requests.push_back(NodeRequest(250 + 31 * i, 2, /*salt=*/i % 2));
@@ -280,7 +144,7 @@ TEST_P(RanksThatGiveBack, TheNextGroupGathersNothing) {
   const requests::GenerationRequest request = NodeRequest(500, 3, 1);
   const Stream alone = Alone(request);
   for (uint64_t seed = 0; seed < 4; ++seed) {
-    Cluster cluster(model_, GetParam().exchange, kRanks, seed);
+    RankCluster cluster(model_, {.exchange = GetParam().exchange, .compute_workers = kRanks, .seed = seed});
     const uint64_t id = cluster.Submit(request);
     ASSERT_TRUE(cluster.UntilFinished(id));
     EXPECT_TRUE(cluster.stream(id) == alone) << cluster.stream(id).error;
@@ -302,7 +166,9 @@ TEST_P(RanksThatGiveBack, ARankDiesAtEveryFrameAndNoBitDiffers) {
     int deaths = 0;
     for (int frames = 0; died; ++frames) {
       SCOPED_TRACE(absl::StrCat("rank ", rank, " dies after ", frames, " frames to other ranks"));
-      Cluster cluster(model_, GetParam().exchange, kRanks, /*seed=*/1 + static_cast<uint64_t>(frames));
+      RankCluster cluster(
+          model_,
+          {.exchange = GetParam().exchange, .compute_workers = kRanks, .seed = 1 + static_cast<uint64_t>(frames)});
       cluster.port(rank).lives_for = frames;
       const uint64_t id = cluster.Submit(request);
       ASSERT_TRUE(cluster.Until([&] { return cluster.port(rank).dead() || cluster.stream(id).finished; }));
