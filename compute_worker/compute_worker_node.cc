@@ -223,7 +223,9 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(SendRankRows& a) { return node.Perform(a); }
     absl::Status operator()(ForwardRankRows& a) {
       node.Note("hand on rows", a.micro_batch, a.op);
-      return node.rank_exchange_.HandOn(a);
+      DT_RETURN_IF_ERROR(node.rank_exchange_.HandOn(a));
+      node.NoteLate(a.micro_batch);
+      return absl::OkStatus();
     }
     absl::Status operator()(KeepRankRows& a) { return node.Perform(a); }
     absl::Status operator()(SendRankAttended& a) { return node.rank_links_.SendAttended(a.to, a.op, a.rank); }

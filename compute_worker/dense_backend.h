@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/last_rows.h"
 #include "compute_worker/turn_choice.h"
 #include "exchange/seam.h"
 #include "proto/attention_spec.h"
@@ -38,7 +39,8 @@ class DenseBackend {
   // Attends the micro-batch's prompts, as far as they are attended here. As Run, it may still be under way.
   virtual absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) = 0;
 
-  // The next part of that in a ring of ranks (AttendShard). Of backends whose workers exchange K and V of prompts.
+  // The next part of that in a ring of ranks (AttendShard). As Run, it may still be under way, for which it keeps the
+  // rows. Of backends whose workers exchange K and V of prompts.
   virtual absl::Status AttendRankShard(const ComputeWorkerCore&, const AttendShard&) {
     return absl::UnimplementedError("this device has no ring of ranks");
   }
@@ -102,6 +104,15 @@ class DenseBackend {
     return RankTensor(std::vector<std::byte>(rows.begin(), rows.end()));
   }
   virtual absl::StatusOr<bool> RankRowsTaken(const RankTensor&) { return true; }
+
+  // Of K and V that TakeRankRows took, those from first_row on: for the next rank of a ring, as kRankRows has them.
+  // They are there once HandOnReady says so, until when `rows` are kept by the caller, and stay until their owner goes.
+  virtual absl::StatusOr<transport::LentBytes> HandOnRows(const proto::SoftmaxSpec& spec, const RankTensor& rows,
+                                                          int64_t first_row) {
+    const RankTensor last = first_row == 0 ? rows : RankTensor(LastRows(rows.bytes, spec, first_row));
+    return transport::LentBytes{last.bytes, last.owner};
+  }
+  virtual absl::StatusOr<bool> HandOnReady(std::span<const std::byte> /*rows*/) { return true; }
 
   // A piece of earlier tokens' K and V from an attention worker (proto/gather_frames.h), which stays as it is until
   // more are asked for. As it came, or a copy of it under way, which RankRowsTaken tells the end of.

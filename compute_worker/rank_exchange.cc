@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "compute_worker/last_rows.h"
 #include "proto/gather_frames.h"
 #include "proto/rank_frames.h"
 
@@ -53,13 +52,31 @@ absl::Status RankExchange::SendQueries(const SendRankQueries& send) {
 }
 
 absl::Status RankExchange::HandOn(ForwardRankRows& forward) {
-  RankTensor rows = std::move(forward.rows);
+  const MicroBatchId id = forward.micro_batch;
   const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[forward.op]);
-  if (forward.first_row > 0) rows = LastRows(rows.bytes, spec, forward.first_row);
-  return links_.SendRows(forward.to, forward.op, forward.rank, {rows.bytes, rows.owner});
+  DT_ASSIGN_OR_RETURN(transport::LentBytes rows, dense_.HandOnRows(spec, forward.rows, forward.first_row));
+  handed_on_[id.value()].push_back(
+      {core_.PlanOf(id).step, forward.op, forward.rank, forward.to, std::move(forward.rows), std::move(rows)});
+  return SendHandedOn(id);
+}
+
+// What is computed here for a later op does not hold them up.
+absl::Status RankExchange::SendHandedOn(MicroBatchId id) {
+  std::deque<HandedOn>& waiting = handed_on_[id.value()];
+  while (!waiting.empty()) {
+    const HandedOn& first = waiting.front();
+    if (core_.running(id) && core_.PlanOf(id).step == first.step) {
+      DT_ASSIGN_OR_RETURN(const bool ready, dense_.HandOnReady(first.rows));
+      if (!ready) break;
+      DT_RETURN_IF_ERROR(links_.SendRows(first.to, first.op, first.rank, first.rows));
+    }  // else it failed
+    waiting.pop_front();
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int> RankExchange::SendLate(MicroBatchId id) {
+  DT_RETURN_IF_ERROR(SendHandedOn(id));
   std::deque<Late>& late = late_[id.value()];
   while (!late.empty()) {
     const Late& first = late.front();
@@ -75,7 +92,7 @@ absl::StatusOr<int> RankExchange::SendLate(MicroBatchId id) {
     DT_RETURN_IF_ERROR(sent.rows ? links_.SendRows(sent.to, sent.op, sent.rank, *sent.rows)
                                  : links_.SendState(sent.to, sent.op, dense_.TakeRankState(id, sent.op)));
   }
-  return static_cast<int>(late.size());
+  return static_cast<int>(late.size() + handed_on_[id.value()].size());
 }
 
 // States go behind rows: the answer to one says that all before it were copied.

@@ -23,7 +23,11 @@ class RankExchange {
  public:
   // All outlive it.
   RankExchange(const ComputeWorkerCore& core, DenseBackend& dense, RankLinks& links)
-      : core_(core), dense_(dense), links_(links), late_(core.options().micro_batches) {}
+      : core_(core),
+        dense_(dense),
+        links_(links),
+        late_(core.options().micro_batches),
+        handed_on_(core.options().micro_batches) {}
 
   // To all receivers, now or late.
   absl::Status SendRows(const SendRankRows& send);
@@ -32,11 +36,11 @@ class RankExchange {
   absl::Status SendHeads(const SendRankHeads& send);
   // To each receiver q of the rows that see something of it.
   absl::Status SendQueries(const SendRankQueries& send);
-  // An earlier rank's, in a ring.
+  // An earlier rank's, in a ring, now or late.
   absl::Status HandOn(ForwardRankRows& forward);
   // Those of the micro-batch's step that are there by now; how many still wait.
   absl::StatusOr<int> SendLate(MicroBatchId id);
-  bool HasLate(MicroBatchId id) const { return !late_[id.value()].empty(); }
+  bool HasLate(MicroBatchId id) const { return !late_[id.value()].empty() || !handed_on_[id.value()].empty(); }
 
   // A tensor came.
   absl::Status Take(const transport::Delivery& delivery);
@@ -57,6 +61,7 @@ class RankExchange {
 
  private:
   absl::StatusOr<bool> Copied(const Arrived& first) const;
+  absl::Status SendHandedOn(MicroBatchId id);
 
   struct Late {
     StepId step;
@@ -64,11 +69,19 @@ class RankExchange {
     proto::RankAddress to;
     std::optional<transport::LentBytes> rows;  // nothing: the state, which is taken when it is there
   };
+  struct HandedOn {
+    StepId step;
+    int op = 0, rank = 0;
+    proto::RankAddress to;
+    RankTensor taken;  // which the device may still copy
+    transport::LentBytes rows;
+  };
   const ComputeWorkerCore& core_;
   DenseBackend& dense_;
   RankLinks& links_;
-  std::vector<std::deque<Late>> late_;  // by micro-batch, in order
-  std::deque<Arrived> arriving_;        // in order
+  std::vector<std::deque<Late>> late_;           // by micro-batch, in order
+  std::vector<std::deque<HandedOn>> handed_on_;  // likewise
+  std::deque<Arrived> arriving_;                 // in order
 };
 
 }  // namespace dovetail::compute

@@ -32,7 +32,7 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
     const bool elsewhere = tuning.shared_gpu != nullptr || linked;
     options.prompt_blocks =
         elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
-    options.rank_rows = options.prompt_blocks > 0;
+    options.rank_rows = options.rank_ring = options.prompt_blocks > 0;
     options.rank_rows_on_device = tuning.rank_rows_on_device;
     options.linear_prompts = tuning.linear_prompts && !elsewhere && tuning.dense->RunsLinearPrompts(table).ok();
     options.state_slots = options.linear_prompts ? StateSlotsOf(table) : 0;

@@ -35,7 +35,7 @@ absl::Status ComputeWorkerCore::CheckExchange(const StepPlan& plan, const StepEn
                            NameOf(entry.exchange), "); on a GPU that needs --prompt-scratch SIZE");
   if (entry.exchange == proto::PrefixExchange::kRing && !options_.rank_ring)
     return InvalidArgument("sequence ", entry.sequence.value(),
-                           ": K and V go round among compute workers on CPUs only (ring); take gather-direct");
+                           ": this worker passes on no K and V of other ranks (ring); take gather-direct");
   const bool switches = entry.exchange == proto::PrefixExchange::kSwitch && options_.rank_switch;
   if (const int most = proto::MostSwitchRanks(table_); switches && plan.part.ranks > most)
     return InvalidArgument("sequence ", entry.sequence.value(), ": ", plan.part.ranks, " ranks divide ", most,

@@ -20,7 +20,8 @@ namespace dovetail::compute {
 // there.
 //
 // Order: Use and Begin for each step; for each op BeforeHeads, LeaveFrom, Leave, AttendPrompts if the step has any that
-// are attended here, Arriving, Arrive; BeforeDraws, Launch. Pack... of an op come behind its Leave, in ascending order.
+// are attended here (and AttendShard), Arriving, Arrive; BeforeDraws, Launch. Pack... of an op come behind its Leave,
+// in ascending order.
 // Errors: what fails ends the step.
 // Threads: reactor-owned, as CudaDense.
 class CudaCrossing {
@@ -48,6 +49,10 @@ class CudaCrossing {
   // Attends the prompts of the step, as far as they are attended here.
   virtual absl::Status AttendPrompts(const ComputeWorkerCore&, int op, CudaBatch&) {
     return Internal("attention op ", op, ": prompts are attended on attention workers");
+  }
+  // Behind AttendPrompts, in a ring: likewise over K and V of an earlier rank.
+  virtual absl::Status AttendShard(const ComputeWorkerCore&, const compute::AttendShard& shard, CudaBatch&) {
+    return Internal("attention op ", shard.op, ": K and V go round among GPUs whose ranks exchange through the hosts");
   }
   // Behind Leave, before AttendPrompts: k and v of the step's rows from first_row on, for another rank; there once
   // RankRowsReady.

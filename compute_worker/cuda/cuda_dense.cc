@@ -208,6 +208,11 @@ absl::Status CudaDense::AttendPrompts(const ComputeWorkerCore& core, MicroBatchI
   return batch.crossing->AttendPrompts(core, op, batch);
 }
 
+absl::Status CudaDense::AttendRankShard(const ComputeWorkerCore& core, const AttendShard& shard) {
+  MicroBatch& batch = micro_batches_[shard.micro_batch.value()];
+  return batch.crossing->AttendShard(core, shard, batch);
+}
+
 absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
   DT_RETURN_IF_ERROR(batch.crossing->BeforeDraws(batch));
@@ -264,6 +269,16 @@ absl::StatusOr<transport::LentBytes> CudaDense::RankRows(MicroBatchId id, int op
 
 absl::StatusOr<RankTensor> CudaDense::TakeRankRows(std::span<const std::byte> rows) {
   return rank_rows_ != nullptr ? rank_rows_->Take(rows) : DenseBackend::TakeRankRows(rows);
+}
+
+absl::StatusOr<transport::LentBytes> CudaDense::HandOnRows(const proto::SoftmaxSpec& spec, const RankTensor& rows,
+                                                           int64_t first_row) {
+  return rank_rows_ != nullptr ? rank_rows_->HandOn(spec, rows.bytes, rows.owner, first_row)
+                               : DenseBackend::HandOnRows(spec, rows, first_row);
+}
+
+absl::StatusOr<bool> CudaDense::HandOnReady(std::span<const std::byte> rows) {
+  return rank_rows_ != nullptr ? rank_rows_->HandedOn(rows) : DenseBackend::HandOnReady(rows);
 }
 
 absl::Status CudaDense::KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,

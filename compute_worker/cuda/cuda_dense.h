@@ -43,6 +43,7 @@ class CudaDense final : public DenseBackend {
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id, const exchange::Seam& seam) override;
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;
+  absl::Status AttendRankShard(const ComputeWorkerCore& core, const AttendShard& shard) override;
   absl::StatusOr<bool> PayloadsReady(MicroBatchId id, int op) override;
   absl::StatusOr<bool> RankRowsReady(MicroBatchId id, int op) override;
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
@@ -54,6 +55,9 @@ class CudaDense final : public DenseBackend {
   absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId id, int op, int64_t first_row) override;
   absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) override;
   absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override;
+  absl::StatusOr<transport::LentBytes> HandOnRows(const proto::SoftmaxSpec& spec, const RankTensor& rows,
+                                                  int64_t first_row) override;
+  absl::StatusOr<bool> HandOnReady(std::span<const std::byte> rows) override;
   absl::Status KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
                             const PromptScratch::Part& part) override;
   absl::StatusOr<RankTensor> TakeEarlierRows(std::span<const std::byte> rows) override { return TakeRankRows(rows); }

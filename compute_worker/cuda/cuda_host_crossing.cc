@@ -90,7 +90,9 @@ absl::Status CudaHostCrossing::BeginStreaming(const ComputeWorkerCore& core, Cud
   FindRows(core, batch.id, step);
   if (step.attends) DT_RETURN_IF_ERROR(prompts_->Prepare(core, batch));
   if (step.runs_states) DT_RETURN_IF_ERROR(states_->Prepare(core, batch, *step.wire));
-  return step.times->Begin(batch.stream());
+  step.ring = step.attends && core.PromptsOf(batch.id)[0].ring;
+  const int shards_and_join = step.ring ? core.PlanOf(batch.id).part.rank + 1 : 0;
+  return step.times->Begin(batch.stream(), 1 + shards_and_join);
 }
 
 void CudaHostCrossing::FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const {
@@ -221,6 +223,14 @@ absl::Status CudaHostCrossing::AttendPrompts(const ComputeWorkerCore& core, int 
   return step.times->Attended(op, batch.stream());
 }
 
+absl::Status CudaHostCrossing::AttendShard(const ComputeWorkerCore& core, const compute::AttendShard& shard,
+                                           CudaBatch& batch) {
+  Step& step = steps_[batch.id.value()];
+  DT_RETURN_IF_ERROR(step.times->Attends(shard.op, batch.stream()));
+  DT_RETURN_IF_ERROR(prompts_->Attend(core, shard, batch));
+  return step.times->Attended(shard.op, batch.stream());
+}
+
 absl::StatusOr<bool> CudaHostCrossing::Ready(int op, const CudaBatch& batch) const {
   const Step& step = steps_[batch.id.value()];
   if (step.streams) return CopiedOf(step, op).Done();
@@ -268,6 +278,8 @@ absl::StatusOr<const void*> CudaHostCrossing::Arrive(int op, const std::vector<W
   const std::vector<Rows> whole = {{0, batch.rows}};
   const std::vector<Rows>& elsewhere = !attended_here ? whole : linear ? step.asked[group.value()] : step.elsewhere;
   const int64_t row_bytes = int64_t{spec.query_heads} * spec.value_dim * kElement;
+  const bool rings = attended_here && !linear && step.ring;
+  if (rings) DT_RETURN_IF_ERROR(JoinTimed(parts, op, batch, step));
   if (attended_here) DT_RETURN_IF_ERROR(step.times->GoesOn(op, batch.stream(), linear));
   if (!elsewhere.empty()) {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
@@ -280,8 +292,15 @@ absl::StatusOr<const void*> CudaHostCrossing::Arrive(int op, const std::vector<W
       DT_RETURN_IF_ERROR(
           batch.stream().Copy(o + rows.first * row_bytes, joined + rows.first * row_bytes, rows.count * row_bytes));
   }
-  if (attended_here && !linear) DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));
+  if (attended_here && !linear && !rings) DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));
   return o;
+}
+
+// In a ring it reads as much as there are ranks: a part of attention.
+absl::Status CudaHostCrossing::JoinTimed(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch, Step& step) {
+  DT_RETURN_IF_ERROR(step.times->Attends(op, batch.stream()));
+  DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));
+  return step.times->Attended(op, batch.stream());
 }
 
 absl::Status CudaHostCrossing::BeforeDraws(CudaBatch& batch) {

@@ -39,6 +39,7 @@ class CudaHostCrossing final : public CudaCrossing {
   void LeaveFrom(int op, const CudaBatch& batch, kernels::cuda::KvAppendLaunch& out) override;
   absl::Status Leave(int op, CudaBatch& batch) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) override;
+  absl::Status AttendShard(const ComputeWorkerCore& core, const compute::AttendShard& shard, CudaBatch& batch) override;
   absl::StatusOr<transport::LentBytes> RankRows(int op, int64_t first_row, CudaBatch& batch) override;
   absl::StatusOr<bool> RankRowsReady(int op, const CudaBatch& batch) const override;
   absl::StatusOr<bool> Ready(int op, const CudaBatch& batch) const override;
@@ -68,6 +69,7 @@ class CudaHostCrossing final : public CudaCrossing {
     // Of steps with prompts.
     bool streams = false;
     bool attends = false;                                  // in softmax ops, prompts here
+    bool ring = false;                                     // that one, with K and V of earlier ranks
     bool runs_states = false;                              // in linear ops, prompts here
     std::vector<kernels::cuda::CudaEvent> copied_of_slot;  // their copies are: by op, modulo the ops that are in flight
     std::vector<kernels::cuda::CudaEvent> given_of_slot;   // likewise: what goes to other ranks is
@@ -81,6 +83,7 @@ class CudaHostCrossing final : public CudaCrossing {
                    int micro_batches, CudaPromptAttention* prompts, CudaPromptStates* states, CudaRankRows* rank_rows);
   absl::Status BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step);
   void FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const;
+  absl::Status JoinTimed(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch, Step& step);
   // Kernels store the op's q, k and v into host memory.
   bool Stores(const Step& step, int op) const { return step.stores && table_.linear(table_.op_group[op]) == nullptr; }
   absl::Status CopyOut(int op, CudaBatch& batch, kernels::cuda::CudaStream& stream);

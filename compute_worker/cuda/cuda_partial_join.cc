@@ -34,7 +34,8 @@ void CudaPartialJoin::FindAnswers(const ComputeWorkerCore& core, MicroBatchId id
   }
 }
 
-// first[rows + 1], then the numbers of each row's subtrees from left to right.
+// first[rows + 1], then the numbers of each row's subtrees from left to right. Of a rank none of whose tokens a row
+// sees there may be no subtree.
 void CudaPartialJoin::AppendOrder(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
                                   const Joined& joined, int64_t own_node, std::vector<int32_t>& numbers) {
   const int window = core.table().softmax(group).window;
@@ -53,6 +54,9 @@ void CudaPartialJoin::AppendOrder(const ComputeWorkerCore& core, MicroBatchId id
                                                       std::max(item.tokens.begin, item.attended_end())));
       for (int i = 0; i < count; ++i) numbers.push_back(static_cast<int32_t>(node[a]++));
     }
+    for (const RankShard& shard : joined.shards)
+      if (window == 0 || shard.ctx_len + row - window + 1 < shard.end)
+        numbers.push_back(static_cast<int32_t>(shard.node + row));
     numbers.push_back(static_cast<int32_t>(own_node + row));
   }
   numbers[first_at + joined.rows] = static_cast<int32_t>(numbers.size() - order_at);
@@ -68,7 +72,7 @@ absl::Status CudaPartialJoin::Plan(const ComputeWorkerCore& core, MicroBatchId i
   std::vector<int32_t> numbers;
   std::vector<size_t> first_at;
   for (size_t l = 0; l < locals.size(); ++l) {
-    if (locals[l].begin == 0) continue;
+    if (locals[l].whole()) continue;
     Joined& joined = joins_.emplace_back();
     joined.kv_heads = locals[l].kv_heads;
     joined.row = row_begin[locals[l].entry];
@@ -78,6 +82,11 @@ absl::Status CudaPartialJoin::Plan(const ComputeWorkerCore& core, MicroBatchId i
     joined.o_at = floats = (floats + node_floats - 1) / node_floats * node_floats;
     int64_t nodes = 0;
     FindAnswers(core, id, group, locals[l], joined, nodes);
+    for (; locals[l].rank != StepWire::LocalPartial::kOwn; ++l) {  // our own follow
+      first_node_[l] = floats / node_floats + nodes;
+      joined.shards.push_back({nodes, locals[l].ctx_len, locals[l].end});
+      nodes += joined.rows;
+    }
     first_node_[l] = floats / node_floats + nodes;
     first_at.push_back(numbers.size());
     AppendOrder(core, id, group, joined, nodes, numbers);

@@ -11,9 +11,10 @@
 
 namespace dovetail::compute {
 
-// Attention over prompts whose earlier tokens attention workers have: what those answered and what was attended here,
-// joined on the GPU. Of one layer group of a micro-batch's step. Partial results lie in memory of the caller: subtrees'
-// o, then their m and l, for each prompt and head range those of the answers and then one for each row of our own.
+// Attention over prompts whose earlier tokens attention workers or other ranks of a ring have: what those answered and
+// what was attended here, joined on the GPU. Of one layer group of a micro-batch's step. Partial results lie in memory
+// of the caller: subtrees' o, then their m and l, for each prompt and head range those of the answers, then one for
+// each row over the tokens of each earlier rank of a ring, then one for each row of our own.
 // Ownership: must not outlive the device.
 // Threads: thread-compatible.
 class CudaPartialJoin {
@@ -29,8 +30,8 @@ class CudaPartialJoin {
   bool empty() const { return joins_.empty(); }
   size_t bytes() const { return (ml_at_ + ml_floats_) * sizeof(float); }  // of the partial results
   int64_t ml_at() const { return ml_at_; }                                // floats to the first m and l
-  // The first of our own subtrees of local `index`, as CudaAttentionItem::first_node takes it. Only of those that begin
-  // after the first token.
+  // The first of our own subtrees of local `index`, as CudaAttentionItem::first_node takes it. Not of those that are
+  // whole.
   int64_t first_node(size_t index) const { return first_node_[index]; }
 
   // Copies what was answered into `partials`, and writes the joined rows to o, [rows, query_heads * value_dim] of the
@@ -43,6 +44,11 @@ class CudaPartialJoin {
     int part = 0, item = 0;  // of its layout
     int64_t node = 0;        // its first, among the join's own
   };
+  struct RankShard {  // of an earlier rank of a ring
+    int64_t node = 0;
+    Position ctx_len = 0;  // of the step's rows
+    Position end = 0;      // of that rank's tokens
+  };
   // One prompt and head range.
   struct Joined {
     proto::HeadRange kv_heads;
@@ -50,6 +56,7 @@ class CudaPartialJoin {
     int rows = 0, query_heads = 0;
     int64_t o_at = 0;                // floats to its first subtree: a multiple of a subtree's
     std::vector<Answer> answers;     // in token order
+    std::vector<RankShard> shards;   // likewise, behind those
     const int32_t* first = nullptr;  // on the device
     const int32_t* order = nullptr;
   };

@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "compute_worker/cpu/prompt_attention.h"
-#include "kernels/cuda/rows/row_ops.h"
-#include "kernels/cuda/runtime/enqueue.h"
 
 namespace dovetail::compute {
 
@@ -15,43 +13,11 @@ using kernels::cuda::CudaAttentionShape;
 using kernels::cuda::CudaKvLayout;
 using kernels::cuda::CudaStream;
 using kernels::cuda::DeviceAttentionItem;
-using kernels::cuda::KvAppendLaunch;
-using kernels::cuda::KvType;
-using kernels::cuda::WireType;
 
 namespace {
 
-constexpr int64_t kElement = 2;     // bytes of the wire types of a GPU
 constexpr int64_t kRowsBeyond = 8;  // that what reads o may take
 constexpr int kMostHeadDim = 256;
-
-WireType WireTypeOf(const proto::SoftmaxSpec& spec) {
-  return spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16;
-}
-
-CudaKvLayout LayoutOf(const proto::SoftmaxSpec& spec) {
-  return {spec.key_dim, spec.value_dim, spec.kv == DType::kBF16 ? KvType::kBF16 : KvType::kF16};
-}
-
-int64_t KeyBytes(const proto::SoftmaxSpec& spec, int64_t rows, int heads) {
-  return rows * heads * spec.key_dim * kElement;
-}
-
-int64_t ValueBytes(const proto::SoftmaxSpec& spec, int64_t rows, int heads) {
-  return rows * heads * spec.value_dim * kElement;
-}
-
-// Uploads in the order of launches: what they overwrite may be read by launches of the step before them.
-class UploadsInOrder {
- public:
-  explicit UploadsInOrder(CudaStream& stream) : stream_(stream) { stream_.HoldUploads(); }
-  ~UploadsInOrder() { stream_.ReleaseUploads(); }
-  UploadsInOrder(const UploadsInOrder&) = delete;
-  UploadsInOrder& operator=(const UploadsInOrder&) = delete;
-
- private:
-  CudaStream& stream_;
-};
 
 }  // namespace
 
@@ -91,6 +57,9 @@ absl::StatusOr<std::unique_ptr<CudaPromptAttention>> CudaPromptAttention::Create
                                                                                  CudaRankRows* rank_rows) {
   std::unique_ptr<CudaPromptAttention> made(new CudaPromptAttention(device, table, options.micro_batches, rank_rows));
   made->most_rows_ = options.max_step_tokens;
+  if (rank_rows != nullptr)
+    made->ring_ =
+        std::make_unique<CudaRingAttention>(device, table, made->block_bytes_, options.micro_batches, *rank_rows);
   const size_t bytes = CudaKvLayout::kArenaLead + size_t{options.prompt_blocks} * made->block_bytes_;
   auto arena = device.Allocate(bytes);
   if (!arena.ok())
@@ -114,8 +83,8 @@ CudaAttentionShape CudaPromptAttention::ShapeOf(LayerGroup group) const {
   CudaAttentionShape shape;
   shape.group = spec.group_size();
   shape.window = spec.window;
-  shape.layout = LayoutOf(spec);
-  shape.q_type = shape.o_type = WireTypeOf(spec);
+  shape.layout = BlockLayoutOf(spec);
+  shape.q_type = shape.o_type = RowTypeOf(spec);
   shape.scale = spec.scale;
   shape.arena = arena_->data();
   shape.arena_bytes = arena_->size_bytes();
@@ -180,6 +149,7 @@ int64_t CudaPromptAttention::FindGathers(const ComputeWorkerCore& core, MicroBat
   for (const PromptEntry& prompt : core.PromptsOf(id))
     table_row += static_cast<int64_t>(core.PlanOf(id).entries[prompt.entry].tokens.size());
   step.gathers.clear();
+  if (core.PromptsOf(id)[0].ring) return 0;  // CudaRingAttention's
   for (size_t p = 0; p < parts.size(); ++p) {
     const auto& items = parts[p].layouts[group.value()].items;
     for (size_t i = 0; i < items.size(); ++i) {
@@ -197,7 +167,7 @@ int64_t CudaPromptAttention::FindGathers(const ComputeWorkerCore& core, MicroBat
 void CudaPromptAttention::FindRankRows(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
                                        GroupStep& step) const {
   step.from_ranks.clear();
-  if (!core.PromptsOf(id)[0].from_ranks) return;
+  if (!core.PromptsOf(id)[0].from_ranks || core.PromptsOf(id)[0].ring) return;
   int64_t table_row = static_cast<int64_t>(core.PlanOf(id).entries[0].tokens.size());
   for (const GatherRun& run : step.gathers) table_row += run.rows;
   for (int rank = 0; rank < core.PlanOf(id).part.rank; ++rank) {
@@ -234,6 +204,8 @@ absl::Status CudaPromptAttention::Prepare(const ComputeWorkerCore& core, CudaBat
     step.row_begin.push_back(rows);
     rows += static_cast<int64_t>(entry.tokens.size());
   }
+  const bool ring = core.PromptsOf(batch.id)[0].ring;
+  if (ring) DT_RETURN_IF_ERROR(ring_->Prepare(core, batch));
   for (int g = 0; g < table_.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const proto::SoftmaxSpec& spec = table_.softmax(group);
@@ -245,10 +217,11 @@ absl::Status CudaPromptAttention::Prepare(const ComputeWorkerCore& core, CudaBat
     FindRankRows(core, batch.id, group, own);
     DT_RETURN_IF_ERROR(own.join->Plan(core, batch.id, group, own.locals, step.row_begin, batch.stream()));
     DT_RETURN_IF_ERROR(PlanGroup(core, batch, group, own.base_op));
+    if (ring) DT_RETURN_IF_ERROR(ring_->Plan(core, group, ShapeOf(group), own.locals, *own.join, batch));
     if (!own.join->empty()) partials = std::max(partials, own.join->bytes());
     width = std::max(width, int64_t{spec.query_heads} * spec.value_dim);
   }
-  DT_RETURN_IF_ERROR(Grow(step.attended, (most_rows_ + kRowsBeyond) * width * kElement, batch));
+  DT_RETURN_IF_ERROR(Grow(step.attended, (most_rows_ + kRowsBeyond) * width * kRowElement, batch));
   DT_RETURN_IF_ERROR(Grow(step.gathered, gathered, batch));
   return Grow(step.partials, partials, batch);
 }
@@ -296,6 +269,7 @@ std::vector<CudaAttentionItem> CudaPromptAttention::ItemsOf(const ComputeWorkerC
   size_t p = 0;  // both lists are by entry
   for (size_t l = 0; l < own.locals.size(); ++l) {
     const StepWire::LocalPartial& local = own.locals[l];
+    if (local.rank != StepWire::LocalPartial::kOwn) continue;  // CudaRingAttention's
     while (prompts[p].entry != local.entry) ++p;
     const int64_t row = step.row_begin[local.entry], head = int64_t{local.kv_heads.begin} * spec.group_size();
     CudaAttentionItem& item = items.emplace_back();
@@ -309,7 +283,7 @@ std::vector<CudaAttentionItem> CudaPromptAttention::ItemsOf(const ComputeWorkerC
     item.head_step = static_cast<int64_t>(prompts[p].part->segments.size());
     item.blocks = blocks[p] + local.kv_heads.begin * item.head_step;
     item.first_segment = static_cast<int32_t>(local.begin / kSegmentTokens);
-    if (local.begin == 0) {
+    if (local.whole()) {
       item.o_row_step = int64_t{spec.query_heads} * spec.value_dim;
       item.o_offset = row * item.o_row_step + head * spec.value_dim;
       if (sinks_[op] != nullptr) item.sinks = reinterpret_cast<const float*>(sinks_[op]->data()) + head;
@@ -367,9 +341,9 @@ absl::Status CudaPromptAttention::PlanGroup(const ComputeWorkerCore& core, CudaB
   }
   FillRows(core, batch.id, group, step, reinterpret_cast<int32_t*>(host + positions_at),
            reinterpret_cast<int32_t*>(host + row_items_at));
-  step.items = reinterpret_cast<const DeviceAttentionItem*>(there + items_at);
-  step.positions = reinterpret_cast<const int32_t*>(there + positions_at);
-  step.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
+  step.into.items = reinterpret_cast<const DeviceAttentionItem*>(there + items_at);
+  step.into.positions = reinterpret_cast<const int32_t*>(there + positions_at);
+  step.into.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
   step.base_op = op;
   DT_RETURN_IF_ERROR(step.tables->Send(batch.stream()));
   return step.attention->Plan(batch.stream(), ShapeOf(group), ItemsOf(core, batch.id, group, op, blocks));
@@ -389,7 +363,8 @@ absl::Status CudaPromptAttention::AppendGathered(const ComputeWorkerCore& core, 
     std::byte* const k = step.gathered->data() + run.at;
     DT_RETURN_IF_ERROR(batch.stream().Copy(k, part.partial.data() + item.gather_key_offset, keys));
     DT_RETURN_IF_ERROR(batch.stream().Copy(k + keys, part.partial.data() + item.gather_value_offset, values));
-    DT_RETURN_IF_ERROR(AppendRows(spec, own, k, k + keys, heads, run.rows, run.table_row, kv_offset, batch.stream()));
+    DT_RETURN_IF_ERROR(
+        AppendRows(spec, own.into, k, k + keys, heads, run.rows, run.table_row, kv_offset, batch.stream()));
   }
   return absl::OkStatus();
 }
@@ -404,31 +379,9 @@ absl::Status CudaPromptAttention::AppendFromRanks(const ComputeWorkerCore& core,
     const int64_t rows = run.tokens.end - run.tokens.begin, keys = KeyBytes(spec, rows, spec.kv_heads);
     if (static_cast<int64_t>(sent.size()) != keys + ValueBytes(spec, rows, spec.kv_heads))
       return Internal("attention op ", op, ": rank ", run.rank, " sent ", sent.size(), " bytes of ", rows, " tokens");
-    DT_RETURN_IF_ERROR(AppendRows(spec, own, sent.data(), sent.data() + keys, spec.kv_heads, rows, run.table_row,
+    DT_RETURN_IF_ERROR(AppendRows(spec, own.into, sent.data(), sent.data() + keys, spec.kv_heads, rows, run.table_row,
                                   kv_offset, batch.stream()));
     DT_RETURN_IF_ERROR(rank_rows_->Reads(sent, batch.stream()));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CudaPromptAttention::AppendRows(const proto::SoftmaxSpec& spec, const GroupStep& own, const std::byte* k,
-                                             const std::byte* v, int heads, int64_t rows, int64_t table_row,
-                                             int64_t kv_offset, CudaStream& stream) const {
-  KvAppendLaunch append;
-  append.type = WireTypeOf(spec);
-  append.kv_heads = heads;
-  append.qkv_step = int64_t{heads} * spec.key_dim;
-  append.v_step = int64_t{heads} * spec.value_dim;
-  append.items = own.items;
-  append.kv_offset = kv_offset;
-  append.layout = LayoutOf(spec);
-  for (int64_t row = 0; row < rows; row += append.rows) {
-    append.rows = static_cast<int32_t>(std::min<int64_t>(rows - row, kernels::cuda::kMaxOpRows));
-    append.qkv = k + KeyBytes(spec, row, heads);
-    append.v = v + ValueBytes(spec, row, heads);
-    append.positions = own.positions + table_row + row;
-    append.row_items = own.row_items + table_row + row;
-    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream, append));
   }
   return absl::OkStatus();
 }
@@ -478,7 +431,7 @@ absl::Status CudaPromptAttention::Put(const ComputeWorkerCore& core, const SentR
   std::iota(positions, positions + rows, static_cast<int32_t>(sent.tokens.begin));
   std::fill_n(reinterpret_cast<int32_t*>(host + row_items_at), rows, 0);
   DT_RETURN_IF_ERROR(kept_tables_.Send(stream));
-  GroupStep to;
+  RowTables to;
   to.items = reinterpret_cast<const DeviceAttentionItem*>(there + item_at);
   to.positions = reinterpret_cast<const int32_t*>(there + positions_at);
   to.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
@@ -497,22 +450,10 @@ absl::Status CudaPromptAttention::Append(LayerGroup group, int64_t kv_offset, Cu
   const GroupStep& own = steps_[batch.id.value()].groups[group.value()];
   const std::byte* const keys = batch.key_value->data();
   const std::byte* const values = keys + KeyBytes(spec, batch.rows, spec.kv_heads);
-  for (const AppendRun& run : own.appends) {
-    KvAppendLaunch append;
-    append.qkv = keys + KeyBytes(spec, run.first_row, spec.kv_heads);
-    append.qkv_step = int64_t{spec.kv_heads} * spec.key_dim;
-    append.v = values + ValueBytes(spec, run.first_row, spec.kv_heads);
-    append.v_step = int64_t{spec.kv_heads} * spec.value_dim;
-    append.type = WireTypeOf(spec);
-    append.rows = static_cast<int32_t>(run.rows);
-    append.kv_heads = spec.kv_heads;
-    append.positions = own.positions + run.table_row;
-    append.row_items = own.row_items + run.table_row;
-    append.items = own.items;
-    append.kv_offset = kv_offset;
-    append.layout = LayoutOf(spec);
-    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), append));
-  }
+  for (const AppendRun& run : own.appends)
+    DT_RETURN_IF_ERROR(AppendRows(spec, own.into, keys + KeyBytes(spec, run.first_row, spec.kv_heads),
+                                  values + ValueBytes(spec, run.first_row, spec.kv_heads), spec.kv_heads, run.rows,
+                                  run.table_row, kv_offset, batch.stream()));
   return absl::OkStatus();
 }
 
@@ -528,6 +469,13 @@ absl::Status CudaPromptAttention::Attend(const ComputeWorkerCore& core, int op, 
   DT_RETURN_IF_ERROR(AppendGathered(core, op, kv_offset, batch));
   DT_RETURN_IF_ERROR(AppendFromRanks(core, op, kv_offset, batch));
   DT_RETURN_IF_ERROR(Append(group, kv_offset, batch));
+  kernels::cuda::CudaAttentionRun run = RunOf(step, own, batch);
+  run.kv_offset_bytes = static_cast<size_t>(kv_offset);
+  return own.attention->Run(batch.stream(), ShapeOf(group), run);
+}
+
+kernels::cuda::CudaAttentionRun CudaPromptAttention::RunOf(const Step& step, const GroupStep& own,
+                                                           const CudaBatch& batch) {
   kernels::cuda::CudaAttentionRun run;
   run.q = batch.query->data();
   run.o = step.attended->data();
@@ -535,8 +483,14 @@ absl::Status CudaPromptAttention::Attend(const ComputeWorkerCore& core, int op, 
     run.partial_o = reinterpret_cast<float*>(step.partials->data());
     run.partial_ml = run.partial_o + own.join->ml_at();
   }
-  run.kv_offset_bytes = static_cast<size_t>(kv_offset);
-  return own.attention->Run(batch.stream(), ShapeOf(group), run);
+  return run;
+}
+
+absl::Status CudaPromptAttention::Attend(const ComputeWorkerCore& core, const AttendShard& shard, CudaBatch& batch) {
+  const LayerGroup group = table_.op_group[shard.op];
+  const Step& step = steps_[batch.id.value()];
+  if (ring_ == nullptr) return Internal("attention op ", shard.op, ": this GPU has no rows of other ranks");
+  return ring_->Attend(core, shard, ShapeOf(group), RunOf(step, step.groups[group.value()], batch), batch);
 }
 
 absl::Status CudaPromptAttention::Join(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch) {

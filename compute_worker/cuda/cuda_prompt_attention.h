@@ -8,6 +8,8 @@
 #include "compute_worker/cuda/cuda_batch.h"
 #include "compute_worker/cuda/cuda_partial_join.h"
 #include "compute_worker/cuda/cuda_rank_rows.h"
+#include "compute_worker/cuda/cuda_ring_attention.h"
+#include "compute_worker/cuda/prompt_rows.h"
 #include "compute_worker/step_wire.h"
 #include "kernels/cuda/attention/cuda_attention.h"
 #include "kernels/cuda/runtime/staged_upload.h"
@@ -47,6 +49,9 @@ class CudaPromptAttention {
   // Appends the op's gathered rows, which its answers have brought, those that other ranks sent, and k and v of
   // batch.key_value to the blocks, and attends batch.query over them.
   absl::Status Attend(const ComputeWorkerCore& core, int op, CudaBatch& batch);
+
+  // In a ring, behind that of the op: over K and V of an earlier rank.
+  absl::Status Attend(const ComputeWorkerCore& core, const AttendShard& shard, CudaBatch& batch);
 
   // K and V of a later rank into `part` (KeepRankRows), in the stream of all prompts.
   absl::Status Keep(const ComputeWorkerCore& core, const KeepRankRows& keep, const PromptScratch::Part& part,
@@ -106,11 +111,9 @@ class CudaPromptAttention {
     // The blocks of every op lie equally far from those of the group's first; else tables and plan are made anew for
     // each op. Sinks are of one op.
     bool regular = false;
-    int base_op = -1;                                           // whose blocks the tables hold
-    std::vector<int64_t> op_offset;                             // bytes, by index of the op in the group, if regular
-    const kernels::cuda::DeviceAttentionItem* items = nullptr;  // prompts, then gathered; on the device
-    const int32_t* positions = nullptr;
-    const int32_t* row_items = nullptr;
+    int base_op = -1;                // whose blocks the tables hold
+    std::vector<int64_t> op_offset;  // bytes, by index of the op in the group, if regular
+    RowTables into;                  // items: prompts, then gathered
   };
   struct Step {
     std::vector<GroupStep> groups;
@@ -139,18 +142,14 @@ class CudaPromptAttention {
   absl::Status AppendGathered(const ComputeWorkerCore& core, int op, int64_t kv_offset, CudaBatch& batch);
   absl::Status AppendFromRanks(const ComputeWorkerCore& core, int op, int64_t kv_offset, CudaBatch& batch);
   absl::Status Append(LayerGroup group, int64_t kv_offset, CudaBatch& batch);
-  // Rows of `heads` KV heads, k and v one below the other, to the blocks that the group's tables name from table_row
-  // on.
-  absl::Status AppendRows(const proto::SoftmaxSpec& spec, const GroupStep& own, const std::byte* k, const std::byte* v,
-                          int heads, int64_t rows, int64_t table_row, int64_t kv_offset,
-                          kernels::cuda::CudaStream& stream) const;
-
+  static kernels::cuda::CudaAttentionRun RunOf(const Step& step, const GroupStep& own, const CudaBatch& batch);
   absl::Status Put(const ComputeWorkerCore& core, const SentRows& rows, kernels::cuda::CudaStream& stream);
 
   kernels::cuda::CudaDevice& device_;
   const proto::AttentionTable& table_;
   const size_t block_bytes_;
   CudaRankRows* const rank_rows_;
+  std::unique_ptr<CudaRingAttention> ring_;  // null: no rank gives this one rows
   int64_t most_rows_ = 0;
   BufferPtr arena_;                          // CudaKvLayout::kArenaLead bytes, then the blocks
   std::vector<BufferPtr> sinks_;             // by op, where it has any

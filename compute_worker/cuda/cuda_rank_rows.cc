@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/cuda/prompt_rows.h"
+
 namespace dovetail::compute {
 
 using kernels::cuda::CudaStream;
@@ -10,35 +13,54 @@ using kernels::cuda::CudaStream;
 absl::StatusOr<std::unique_ptr<CudaRankRows>> CudaRankRows::Create(kernels::cuda::CudaDevice& device, bool on_device) {
   std::unique_ptr<CudaRankRows> made(new CudaRankRows(device, on_device));
   DT_ASSIGN_OR_RETURN(made->copies_, device.CreateCudaStream());
+  DT_ASSIGN_OR_RETURN(made->hand_ons_, device.CreateCudaStream());
   return made;
 }
 
-CudaRankRows::~CudaRankRows() { (void)copies_->SynchronizeStatus(); }
+CudaRankRows::~CudaRankRows() {
+  for (const auto& stream : {copies_.get(), hand_ons_.get()})
+    if (stream != nullptr) (void)stream->SynchronizeStatus();
+}
 
-// A piece that is large enough, or a new one in place of one that is too small: those of a prompt's parts have one
-// size.
+// A piece that is large enough and that nothing on the device reads any more; else a second one, so that one is filled
+// while the other is read; else the one whose readers are nearest to their end. A new one takes the place of one that
+// is too small: those of a prompt's parts have one size.
 absl::StatusOr<std::shared_ptr<CudaRankRows::Piece>> CudaRankRows::Find(Pieces& pieces, size_t bytes, bool pinned,
                                                                         CudaStream& fills) {
   const auto idle = [](const auto& piece) { return !piece->in_use.load(std::memory_order_acquire); };
-  const auto fits = [&](const auto& piece) { return idle(piece) && piece->memory->size_bytes() >= bytes; };
-  auto found = std::find_if(pieces.begin(), pieces.end(), fits);
+  auto found = pieces.end(), oldest = pieces.end();
+  for (auto piece = pieces.begin(); piece != pieces.end() && found == pieces.end(); ++piece) {
+    if (!idle(*piece) || (*piece)->memory->size_bytes() < bytes) continue;
+    DT_ASSIGN_OR_RETURN(const bool read, (*piece)->read.Done());
+    if (read) found = piece;
+    if (oldest == pieces.end()) oldest = piece;
+  }
+  if (found == pieces.end() && pieces.size() >= size_t{kRingShards}) found = oldest;
   if (found == pieces.end()) {
-    found = std::find_if(pieces.begin(), pieces.end(), idle);
-    if (found != pieces.end()) {  // what still runs uses its memory
-      DT_RETURN_IF_ERROR(fills.SynchronizeStatus());
-      DT_RETURN_IF_ERROR((*found)->read.Synchronize());
-      pieces.erase(found);
+    if (oldest == pieces.end()) {
+      const auto small = std::find_if(pieces.begin(), pieces.end(), idle);
+      if (small != pieces.end()) {  // what still runs uses its memory
+        DT_RETURN_IF_ERROR(fills.SynchronizeStatus());
+        DT_RETURN_IF_ERROR((*small)->read.Synchronize());
+        pieces.erase(small);
+      }
     }
-    auto piece = std::make_shared<Piece>();
-    auto memory = pinned ? device_.AllocatePinned(bytes) : device_.Allocate(bytes);
-    if (absl::IsResourceExhausted(memory.status())) memory = device_.AllocatePinned(bytes);  // slower
-    DT_ASSIGN_OR_RETURN(piece->memory, std::move(memory));
-    DT_ASSIGN_OR_RETURN(piece->copied, device_.CreateEvent());
-    DT_ASSIGN_OR_RETURN(piece->read, device_.CreateEvent());
+    DT_ASSIGN_OR_RETURN(std::shared_ptr<Piece> piece, MakePiece(bytes, pinned));
     found = pieces.insert(pieces.end(), std::move(piece));
   }
   (*found)->in_use.store(true, std::memory_order_relaxed);
-  return *found;
+  std::rotate(found, found + 1, pieces.end());
+  return pieces.back();
+}
+
+absl::StatusOr<std::shared_ptr<CudaRankRows::Piece>> CudaRankRows::MakePiece(size_t bytes, bool pinned) {
+  auto piece = std::make_shared<Piece>();
+  auto memory = pinned ? device_.AllocatePinned(bytes) : device_.Allocate(bytes);
+  if (absl::IsResourceExhausted(memory.status())) memory = device_.AllocatePinned(bytes);  // slower
+  DT_ASSIGN_OR_RETURN(piece->memory, std::move(memory));
+  DT_ASSIGN_OR_RETURN(piece->copied, device_.CreateEvent());
+  DT_ASSIGN_OR_RETURN(piece->read, device_.CreateEvent());
+  return piece;
 }
 
 std::shared_ptr<const void> CudaRankRows::OwnerOf(std::shared_ptr<Piece> piece) {
@@ -46,10 +68,10 @@ std::shared_ptr<const void> CudaRankRows::OwnerOf(std::shared_ptr<Piece> piece) 
   return {memory, [piece = std::move(piece)](const void*) { piece->in_use.store(false, std::memory_order_release); }};
 }
 
-CudaRankRows::Piece* CudaRankRows::PieceAt(const std::byte* memory) const {
+CudaRankRows::Piece* CudaRankRows::PieceAt(const Pieces& pieces, const std::byte* memory) {
   const auto found =
-      std::find_if(taken_.begin(), taken_.end(), [&](const auto& piece) { return piece->memory->data() == memory; });
-  return found == taken_.end() ? nullptr : found->get();
+      std::find_if(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece->memory->data() == memory; });
+  return found == pieces.end() ? nullptr : found->get();
 }
 
 absl::StatusOr<CudaRankRows::Given> CudaRankRows::Give(size_t bytes, CudaStream& stream) {
@@ -68,12 +90,32 @@ absl::StatusOr<RankTensor> CudaRankRows::Take(std::span<const std::byte> rows) {
 }
 
 absl::StatusOr<bool> CudaRankRows::Taken(const RankTensor& rows) const {
-  const Piece* const piece = PieceAt(rows.bytes.data());
+  const Piece* const piece = PieceAt(taken_, rows.bytes.data());
+  return piece == nullptr ? absl::StatusOr<bool>(true) : piece->copied.Done();
+}
+
+absl::StatusOr<transport::LentBytes> CudaRankRows::HandOn(const proto::SoftmaxSpec& spec,
+                                                          std::span<const std::byte> taken,
+                                                          std::shared_ptr<const void> owner, int64_t first_row) {
+  if (on_device_ && first_row == 0) return transport::LentBytes{taken, std::move(owner)};
+  const size_t key = KeyBytes(spec, 1, spec.kv_heads), value = ValueBytes(spec, 1, spec.kv_heads);
+  const size_t count = taken.size() / (key + value), dropped = static_cast<size_t>(first_row), rows = count - dropped;
+  const size_t bytes = rows * (key + value);
+  DT_ASSIGN_OR_RETURN(std::shared_ptr<Piece> piece, Find(handed_on_, bytes, /*pinned=*/!on_device_, *hand_ons_));
+  std::byte* const memory = piece->memory->data();
+  DT_RETURN_IF_ERROR(hand_ons_->Copy(memory, taken.data() + dropped * key, rows * key));
+  DT_RETURN_IF_ERROR(hand_ons_->Copy(memory + rows * key, taken.data() + count * key + dropped * value, rows * value));
+  DT_RETURN_IF_ERROR(hand_ons_->Record(piece->copied));
+  return transport::LentBytes{std::span<const std::byte>(memory, bytes), OwnerOf(std::move(piece))};
+}
+
+absl::StatusOr<bool> CudaRankRows::HandedOn(std::span<const std::byte> rows) const {
+  const Piece* const piece = PieceAt(handed_on_, rows.data());
   return piece == nullptr ? absl::StatusOr<bool>(true) : piece->copied.Done();
 }
 
 absl::Status CudaRankRows::Reads(std::span<const std::byte> rows, CudaStream& stream) {
-  Piece* const piece = PieceAt(rows.data());
+  Piece* const piece = PieceAt(taken_, rows.data());
   return piece == nullptr ? absl::OkStatus() : stream.Record(piece->read);
 }
 

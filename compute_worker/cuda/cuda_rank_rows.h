@@ -8,12 +8,14 @@
 #include "base/status.h"
 #include "compute_worker/core/rank_tensor.h"
 #include "kernels/cuda/runtime/cuda_device.h"
+#include "proto/attention_spec.h"
 #include "transport/lent_bytes.h"
 
 namespace dovetail::compute {
 
 // Memory for the K and V that ranks of a prefill group give each other, on a GPU: what this rank sends, and what it
-// got. Pieces are used again when nothing holds them. A rank has those of kRankOpsAhead ops for each other rank.
+// got. Pieces are used again when nothing holds them. A rank has those of kRankOpsAhead ops for each other rank; in a
+// ring those of kRingShards ranks, and what is on its way to the next one.
 //
 // What is sent lies in device memory where all ranks are in this process: the receiver's copy engine takes it from
 // there, over NVLink where the GPUs have it. Else it lies in pinned host memory, and travels in frames.
@@ -40,6 +42,12 @@ class CudaRankRows {
   absl::StatusOr<RankTensor> Take(std::span<const std::byte> rows);
   absl::StatusOr<bool> Taken(const RankTensor& rows) const;
 
+  // Of rows that were Taken, those from first_row on, for the next rank: themselves, if they are all of them and it
+  // reaches them; else a copy, which is there once HandedOn says so. Until then `owner` is to be kept.
+  absl::StatusOr<transport::LentBytes> HandOn(const proto::SoftmaxSpec& spec, std::span<const std::byte> taken,
+                                              std::shared_ptr<const void> owner, int64_t first_row);
+  absl::StatusOr<bool> HandedOn(std::span<const std::byte> rows) const;
+
   // `stream` has been given what reads rows that were Taken. `rows`: those of the tensor.
   absl::Status Reads(std::span<const std::byte> rows, kernels::cuda::CudaStream& stream);
 
@@ -54,13 +62,15 @@ class CudaRankRows {
   CudaRankRows(kernels::cuda::CudaDevice& device, bool on_device) : device_(device), on_device_(on_device) {}
   absl::StatusOr<std::shared_ptr<Piece>> Find(Pieces& pieces, size_t bytes, bool pinned,
                                               kernels::cuda::CudaStream& fills);
+  absl::StatusOr<std::shared_ptr<Piece>> MakePiece(size_t bytes, bool pinned);
   static std::shared_ptr<const void> OwnerOf(std::shared_ptr<Piece> piece);
-  Piece* PieceAt(const std::byte* memory) const;
+  static Piece* PieceAt(const Pieces& pieces, const std::byte* memory);
 
   kernels::cuda::CudaDevice& device_;
   const bool on_device_;
-  std::unique_ptr<kernels::cuda::CudaStream> copies_;  // of what came
-  Pieces given_, taken_;
+  std::unique_ptr<kernels::cuda::CudaStream> copies_;    // of what came
+  std::unique_ptr<kernels::cuda::CudaStream> hand_ons_;  // of that, for the next rank
+  Pieces given_, taken_, handed_on_;                     // that were used longest ago first
 };
 
 }  // namespace dovetail::compute

@@ -1,32 +1,60 @@
 #include "compute_worker/cuda/prompt_step_times.h"
 
+#include <utility>
+
+#include "base/check.h"
+
 namespace dovetail::compute {
 
 using kernels::cuda::CudaEvent;
 using kernels::cuda::CudaStream;
 
+namespace {
+
+bool AddTime(double& to, const CudaEvent& from, const CudaEvent& until) {
+  const absl::StatusOr<float> ms = until.MillisecondsSince(from);
+  if (ms.ok()) to += *ms;
+  return ms.ok();
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<PromptStepTimes>> PromptStepTimes::Create(kernels::cuda::CudaDevice& device, int ops) {
-  auto made = std::make_unique<PromptStepTimes>();
+  std::unique_ptr<PromptStepTimes> made(new PromptStepTimes(device));
   DT_ASSIGN_OR_RETURN(made->begun_, device.CreateEvent(/*timed=*/true));
   DT_ASSIGN_OR_RETURN(made->ended_, device.CreateEvent(/*timed=*/true));
   made->ops_.resize(ops);
   for (Op& op : made->ops_)
-    for (CudaEvent* const event : {&op.left, &op.attends, &op.attended, &op.goes_on}) {
+    for (CudaEvent* const event : {&op.left, &op.goes_on}) {
       DT_ASSIGN_OR_RETURN(*event, device.CreateEvent(/*timed=*/true));
     }
   return made;
 }
 
-absl::Status PromptStepTimes::Begin(CudaStream& stream) {
-  for (Op& op : ops_) op.marked = false;
+absl::Status PromptStepTimes::Begin(CudaStream& stream, int parts) {
+  for (Op& op : ops_) {
+    op.marked = false;
+    op.attended = 0;
+    while (op.parts.size() < static_cast<size_t>(parts)) {
+      Part part;
+      DT_ASSIGN_OR_RETURN(part.attends, device_.CreateEvent(/*timed=*/true));
+      DT_ASSIGN_OR_RETURN(part.attended, device_.CreateEvent(/*timed=*/true));
+      op.parts.push_back(std::move(part));
+    }
+  }
   return stream.Record(begun_);
 }
 
 absl::Status PromptStepTimes::Leaves(int op, CudaStream& stream) { return stream.Record(ops_[op].left); }
 
-absl::Status PromptStepTimes::Attends(int op, CudaStream& stream) { return stream.Record(ops_[op].attends); }
+absl::Status PromptStepTimes::Attends(int op, CudaStream& stream) {
+  DT_CHECK(ops_[op].attended < ops_[op].parts.size(), "an op is attended in more parts than its step was begun with");
+  return stream.Record(ops_[op].parts[ops_[op].attended].attends);
+}
 
-absl::Status PromptStepTimes::Attended(int op, CudaStream& stream) { return stream.Record(ops_[op].attended); }
+absl::Status PromptStepTimes::Attended(int op, CudaStream& stream) {
+  return stream.Record(ops_[op].parts[ops_[op].attended++].attended);
+}
 
 absl::Status PromptStepTimes::GoesOn(int op, CudaStream& stream, bool linear) {
   ops_[op].marked = true;
@@ -43,22 +71,26 @@ bool PromptStepTimes::Ended() const {
   return !done.ok() || *done;
 }
 
+// False: a time is not known.
+bool PromptStepTimes::Add(const Op& op, double& attended, double& waited) {
+  const CudaEvent* before = &op.left;
+  for (size_t i = 0; i < op.attended; ++i) {
+    if (!AddTime(waited, *before, op.parts[i].attends)) return false;
+    if (!AddTime(attended, op.parts[i].attends, op.parts[i].attended)) return false;
+    before = &op.parts[i].attended;
+  }
+  return AddTime(waited, *before, op.goes_on);
+}
+
 std::optional<DenseBackend::GpuTimes> PromptStepTimes::Sum() const {
   double all = 0, prompts = 0, linear = 0, waited = 0;
-  const auto add = [](double& to, const CudaEvent& from, const CudaEvent& until) {
-    const absl::StatusOr<float> ms = until.MillisecondsSince(from);
-    if (ms.ok()) to += *ms;
-    return ms.ok();
-  };
   bool any = false;
   for (const Op& op : ops_) {
     if (!op.marked) continue;
     any = true;
-    if (!add(waited, op.left, op.attends) || !add(op.linear ? linear : prompts, op.attends, op.attended) ||
-        !add(waited, op.attended, op.goes_on))
-      return std::nullopt;
+    if (!Add(op, op.linear ? linear : prompts, waited)) return std::nullopt;
   }
-  if (!any || !add(all, begun_, ended_)) return std::nullopt;
+  if (!any || !AddTime(all, begun_, ended_)) return std::nullopt;
   DenseBackend::GpuTimes times;
   times.busy = absl::Milliseconds(all - prompts - linear - waited);
   times.waited = absl::Milliseconds(waited);

@@ -80,10 +80,6 @@ absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::Attenti
   const bool asks = flags.prefill_exchange == "pass-q";
   const bool direct = switches || asks || flags.prefill_exchange == "gather-direct" || flags.prefill_exchange == "ring";
   if (!direct && flags.prefill_exchange != "gather") return absl::OkStatus();
-  if (on_gpu && flags.prefill_exchange == "ring")
-    return InvalidArgument(
-        "--prefill-exchange ring: K and V go round among compute workers on CPUs only; take gather-direct, or --device "
-        "cpu");
   if (on_gpu && asks)
     return InvalidArgument(
         "--prefill-exchange pass-q: compute workers on CPUs only ask each other about earlier tokens; take "

@@ -64,6 +64,7 @@ struct Case {
   int micro_batches = 1;
   int ranks = 1;       // that divide each prompt
   bool chain = false;  // and hand on states to each other; else by way of the attention workers
+  bool ring = false;   // and K and V of softmax layers, which else are asked for
 
   friend std::ostream& operator<<(std::ostream& out, const Case& how) { return out << how.name; }
 };
@@ -144,6 +145,7 @@ class GpuLinearPrompts : public ::testing::TestWithParam<Case> {
     options.scheduler.prefill_exchange = proto::PrefixExchange::kAsk;
     options.scheduler.prefill_ranks = options.compute_workers = how.ranks;
     if (how.ranks > 1) options.scheduler.prefill_rank_tokens = 64;
+    if (compute && how.ring) options.scheduler.prefill_exchange = proto::PrefixExchange::kRing;
     if (compute && how.chain) options.scheduler.linear_exchange = proto::LinearExchange::kChain;
     for (int rank = 1; first_gpu && rank < how.ranks; ++rank) {
       const GpuWithWeights& other = gpus_[*first_gpu + rank];
@@ -204,6 +206,7 @@ TEST_P(GpuLinearPrompts, OfManyPartsHaveTheLogitsOfBothOtherWays) {
   }
   EXPECT_EQ(StateBytes(*attention_), 0u);
   EXPECT_EQ(compute_->stats().scheduler.prefix_chain_bytes > 0, GetParam().chain);
+  EXPECT_EQ(compute_->stats().scheduler.prefix_ring_bytes > 0, GetParam().ring);
 }
 
 TEST_P(GpuLinearPrompts, LeaveStatesWhoseBytesDoNotDependOnTheLength) {
@@ -287,6 +290,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"Mamba2OnTheGpu", TinyMamba2Config, false, 2, PlacementPolicy::kRequest, 50},
                       Case{"GatedDeltaOfTwoRanks", TinyGatedDeltaConfig, true, 1, PlacementPolicy::kRequest, 64, 1, 2},
                       Case{"KdaHandedOn", KdaConfig, true, 2, PlacementPolicy::kHeads, 64, 1, 2, true},
+                      Case{"GatedDeltaInARing", TinyGatedDeltaConfig, true, 1, PlacementPolicy::kRequest, 64, 1, 3,
+                           true, true},
                       Case{"Mamba2HandedOn", TinyMamba2Config, true, 1, PlacementPolicy::kRequest, 64, 1, 2, true}),
     [](const auto& info) { return std::string(info.param.name); });
 

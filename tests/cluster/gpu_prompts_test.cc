@@ -206,9 +206,11 @@ TEST_P(GpuRanks, DivideAPromptThatHasTheLogitsOfACpu) {
   EXPECT_TRUE(AttendedHere());
   const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
   const bool direct = GetParam().exchange == proto::PrefixExchange::kGatherDirect;
+  const bool ring = GetParam().exchange == proto::PrefixExchange::kRing;
   EXPECT_GE(stats.prefill_groups, 1u);
   EXPECT_EQ(stats.prefix_direct_bytes > 0, direct);
-  if (!direct) return;
+  EXPECT_EQ(stats.prefix_ring_bytes > 0, ring);
+  if (!direct && !ring) return;
   // A prefix that is cached is on attention workers, and in the scratch of the worker that computed it.
   std::vector<TokenId> prompt = Tokens(200, 3);
   ASSERT_TRUE(Generate(*cluster_, GreedyRequest(prompt, 1)).ok());
@@ -230,6 +232,30 @@ TEST_P(GpuRanks, DivideSeveralPromptsBesideDecodes) {
     ASSERT_TRUE(sink->WaitForEnd().ok());
     EXPECT_EQ(sink->choices()[0].tokens.size(), 60u);
   }
+}
+
+class GpuRings : public GpuPrompts {};
+
+// Nothing comes from attention workers, though the scratch may have no room for more than a rank's own tokens.
+TEST_P(GpuRings, AttendToAllTokensOfAGroupOnTheirGpus) {
+  const Case& how = GetParam();
+  const int tokens = how.step_tokens * how.ranks - 5;
+  Measured("one group", ErrorOf(Tokens(tokens, 6), tokens));
+  const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
+  EXPECT_EQ(stats.prefill_groups, 1u);
+  EXPECT_GT(stats.prefix_ring_bytes, 0u);
+  EXPECT_EQ(stats.prefix_asked_bytes + stats.prefix_gathered_bytes + stats.prefix_direct_bytes, 0u);
+}
+
+class RingsOfSeveralGroups : public GpuPrompts {};
+
+// The second one begins in a segment of 64 tokens, the beginning of which rank 0's shard gets from attention workers.
+TEST_P(RingsOfSeveralGroups, BeginWhereTheGroupBeforeEnded) {
+  Measured("two groups", ErrorOf(Tokens(560, 7), 560));
+  const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
+  EXPECT_GE(stats.prefill_groups, 2u);
+  EXPECT_GT(stats.prefix_ring_bytes, 0u);
+  EXPECT_GT(stats.prefix_gathered_bytes, 0u);
 }
 
 class OnOneGpu : public GpuPrompts {};
@@ -305,6 +331,7 @@ INSTANTIATE_TEST_SUITE_P(All, OnOneGpu,
                          [](const auto& info) { return std::string(info.param.name); });
 
 constexpr auto kDirect = proto::PrefixExchange::kGatherDirect;
+constexpr auto kRing = proto::PrefixExchange::kRing;
 
 INSTANTIATE_TEST_SUITE_P(
     All, GpuRanks,
@@ -321,8 +348,37 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"TwoWithNarrowWindows", "gemma3", true, 2, PlacementPolicy::kTokens, Scratch::kAmple, kDirect, 64, 1, 16,
              2},
         Case{"TwoWithRoomForAStep", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kStep, kDirect, 64, 1, 0, 2},
-        Case{"TwoKvOnTheGpu", "llama", false, 1, PlacementPolicy::kRequest, Scratch::kAmple, kDirect, 64, 1, 0, 2}),
+        Case{"TwoKvOnTheGpu", "llama", false, 1, PlacementPolicy::kRequest, Scratch::kAmple, kDirect, 64, 1, 0, 2},
+        Case{"TwoInARing", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kRing, 64, 1, 0, 2},
+        Case{"ThreeInARing", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple, kRing, 64, 2, 0, 3},
+        Case{"FourInARing", "llama", true, 2, PlacementPolicy::kTokens, Scratch::kAmple, kRing, 64, 2, 0, 4},
+        Case{"ThreeInARingWithWindows", "gemma3", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kRing, 64, 1, 70,
+             3},
+        Case{"FourInARingWithNarrowWindows", "gemma3", true, 2, PlacementPolicy::kTokens, Scratch::kAmple, kRing, 64, 1,
+             16, 4},
+        Case{"ThreeInARingWithRoomForAStep", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kStep, kRing, 64, 1,
+             0, 3},
+        Case{"TwoInARingKvOnTheGpu", "llama", false, 1, PlacementPolicy::kRequest, Scratch::kAmple, kRing, 64, 1, 0,
+             2}),
     [](const auto& info) { return std::string(info.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuRings,
+    ::testing::Values(Case{"OfTwo", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kRing, 128, 1, 0, 2},
+                      Case{"OfThreeWithRoomForAStep", "llama", true, 1, PlacementPolicy::kHeads, Scratch::kStep, kRing,
+                           128, 1, 0, 3},
+                      Case{"OfFour", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple, kRing, 128, 1, 0, 4},
+                      // What rank 0 computes is handed on in part.
+                      Case{"OfThreeWithWindows", "gemma3", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kRing,
+                           192, 1, 250, 3}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(All, RingsOfSeveralGroups,
+                         ::testing::Values(Case{"OfTwo", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple,
+                                                kRing, 100, 2, 0, 2},
+                                           Case{"OfThree", "gemma3", true, 1, PlacementPolicy::kRequest,
+                                                Scratch::kAmple, kRing, 100, 1, 70, 3}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace dovetail::test

@@ -26,9 +26,7 @@ TEST(PrefillFlags, ExchangesThatGpusDoNotHaveAreRefusedByName) {
   EXPECT_EQ(SaidOnGpu("switch"),
             "--prefill-exchange switch: tokens are exchanged for heads among compute workers on CPUs only; take "
             "gather-direct, or --device cpu");
-  EXPECT_EQ(SaidOnGpu("ring"),
-            "--prefill-exchange ring: K and V go round among compute workers on CPUs only; take gather-direct, or "
-            "--device cpu");
+  EXPECT_EQ(SaidOnGpu("ring"), "");
   EXPECT_EQ(SaidOnGpu("gather-direct"), "");
 }
 
