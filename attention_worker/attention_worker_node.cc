@@ -137,7 +137,7 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
     return EndFailed(delivery);
   }
   actions_.clear();
-  core_.Handle(delivery.from, delivery.header, delivery.payload, actions_);
+  core_.Handle(ReadFrame(delivery.from, delivery.header, delivery.payload), actions_);
   for (Action& action : actions_) {
     const absl::Status status = Perform(action);
     if (status.ok()) continue;

@@ -24,11 +24,11 @@ AttentionWorkerCore::AttentionWorkerCore(const proto::AttentionTable& table, con
   if (options_.poison_freed) sequences_.pool().KeepFreed();
 }
 
-void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
-                                 std::vector<Action>& actions) {
+void AttentionWorkerCore::Handle(const FrameArrived& frame, std::vector<Action>& actions) {
+  const FrameHeader& header = frame.header;
   const bool answer = header.type == FrameType::kPartial || header.type == FrameType::kStepRefused;
-  if (answer && header.payload_bytes == payload.size()) return OnMoveAnswer(from, header, payload, actions);
-  if (header.epoch != options_.epoch.value() || header.payload_bytes != payload.size()) {
+  if (answer) return OnMoveAnswer(frame, actions);
+  if (header.epoch != options_.epoch.value() || std::holds_alternative<WrongSize>(frame.body)) {
     ++counters_.dropped_frames;
     return;
   }
@@ -37,23 +37,28 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
     ++counters_.dropped_frames;
     return;
   }
-  if (header.type == proto::kStepBeginOnDevice) return OnStepBegin(from, header, payload, actions);
-  if (header.type == proto::kAskRows) return OnAskRows(from, header, actions);
-  switch (header.type) {
-    case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
-    case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
-    case FrameType::kReleaseSequence: OnRelease(payload); return DigestFinished(actions);
-    case FrameType::kMoveSequence: return OnMove(from, payload, actions);
-    case FrameType::kPrefixProbe: return OnProbe(from, header, payload, actions);
-    case FrameType::kUnpin: {
-      const auto message = proto::Decode<proto::Unpin>(payload);
-      if (message.ok()) return sequences_.Unpin(message->pin_id);
-      break;
-    }
-    case FrameType::kStepBegin: return OnStepBegin(from, header, payload, actions);
-    case FrameType::kQuery: return OnQuery(from, header, payload, actions);
-    case FrameType::kKeyValue: return OnKeyValue(from, header, payload, actions);
-    default: break;
+  if (header.type == FrameType::kStepBegin || header.type == proto::kStepBeginOnDevice)
+    return OnStepBegin(frame, actions);
+  if (header.type == proto::kAskRows) return OnAskRows(frame.from, header, actions);
+  if (const auto* tensor = std::get_if<TensorBytes>(&frame.body)) {
+    if (header.type == FrameType::kQuery) return OnQuery(frame.from, header, tensor->bytes, actions);
+    return OnKeyValue(frame.from, header, tensor->bytes, actions);
+  }
+  OnOrder(frame, actions);
+}
+
+void AttentionWorkerCore::OnOrder(const FrameArrived& frame, std::vector<Action>& actions) {
+  if (const auto* open = std::get_if<proto::OpenSequence>(&frame.body))
+    return OnOpen(frame.from, frame.header, *open, actions);
+  if (const auto* fork = std::get_if<proto::ForkSequence>(&frame.body))
+    return OnFork(frame.from, frame.header, *fork, actions);
+  if (const auto* move = std::get_if<proto::MoveSequence>(&frame.body)) return OnMove(frame.from, *move, actions);
+  if (const auto* probe = std::get_if<proto::PrefixProbe>(&frame.body))
+    return OnProbe(frame.from, frame.header, *probe, actions);
+  if (const auto* unpin = std::get_if<proto::Unpin>(&frame.body)) return sequences_.Unpin(unpin->pin_id);
+  if (const auto* release = std::get_if<proto::ReleaseSequence>(&frame.body)) {
+    OnRelease(*release);
+    return DigestFinished(actions);
   }
   ++counters_.dropped_frames;
 }
@@ -104,21 +109,20 @@ absl::Status AttentionWorkerCore::CheckShardsAreOurs(const std::vector<proto::Sh
   return absl::OkStatus();
 }
 
-void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, const proto::OpenSequence& message,
                                  std::vector<Action>& actions) {
-  const auto message = proto::Decode<proto::OpenSequence>(payload);
-  if (!message.ok() || !CheckShardsAreOurs(message->shards).ok()) {
+  if (!CheckShardsAreOurs(message.shards).ok()) {
     ++counters_.dropped_frames;
     return;
   }
-  EndStepOf(message->sequence);  // of a sequence that this one replaces
-  ForgetMoveOf(message->sequence);
-  const auto opened = sequences_.Open(*message);
-  if (message->extend && opened.ok()) EndStepsBefore(*message);
-  const AnswerOpened answer{from, header, message->sequence};
+  EndStepOf(message.sequence);  // of a sequence that this one replaces
+  ForgetMoveOf(message.sequence);
+  const auto opened = sequences_.Open(message);
+  if (message.extend && opened.ok()) EndStepsBefore(message);
+  const AnswerOpened answer{from, header, message.sequence};
   // An empty list says no: not even a fresh start is possible here.
   if (!opened.ok())
-    return Reply(from, header, FrameType::kSequenceOpened, proto::SequenceOpened{message->sequence, {}}, actions);
+    return Reply(from, header, FrameType::kSequenceOpened, proto::SequenceOpened{message.sequence, {}}, actions);
   std::vector<BlockSetId> cached = WithDigests() ? sequences_.Digested(**opened) : std::vector<BlockSetId>();
   if (cached.empty()) return AnswerOpen(answer, actions);
   actions.push_back(DigestBlocks{std::move(cached)});
@@ -144,39 +148,29 @@ void AttentionWorkerCore::AnswerOpen(const AnswerOpened& answer, std::vector<Act
   Reply(answer.to, answer.header, FrameType::kSequenceOpened, reply, actions);
 }
 
-void AttentionWorkerCore::OnFork(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+void AttentionWorkerCore::OnFork(NodeId from, const FrameHeader& header, const proto::ForkSequence& message,
                                  std::vector<Action>& actions) {
-  const auto message = proto::Decode<proto::ForkSequence>(payload);
-  if (!message.ok()) {
-    ++counters_.dropped_frames;
-    return;
+  proto::SequenceOpened reply{message.child, {}};
+  if (message.child != message.parent) {  // a sequence that the child replaces
+    EndStepOf(message.child);
+    ForgetMoveOf(message.child);
   }
-  proto::SequenceOpened reply{message->child, {}};
-  if (message->child != message->parent) {  // a sequence that the child replaces
-    EndStepOf(message->child);
-    ForgetMoveOf(message->child);
-  }
-  if (const auto forked = sequences_.Fork(*message); forked.ok()) {
-    reply.resumable.push_back(static_cast<uint32_t>(message->ctx_len / kSegmentTokens));
+  if (const auto forked = sequences_.Fork(message); forked.ok()) {
+    reply.resumable.push_back(static_cast<uint32_t>(message.ctx_len / kSegmentTokens));
     reply.generation = (*forked)->generation;
   }
   Reply(from, header, FrameType::kSequenceOpened, reply, actions);
 }
 
-void AttentionWorkerCore::OnRelease(std::span<const std::byte> payload) {
-  const auto message = proto::Decode<proto::ReleaseSequence>(payload);
-  if (!message.ok()) {
+void AttentionWorkerCore::OnRelease(const proto::ReleaseSequence& message) {
+  const SequenceState* const sequence = sequences_.Find(message.sequence);
+  if (sequence != nullptr && !SequenceTable::Speaks(*sequence, message.generation)) {
     ++counters_.dropped_frames;
     return;
   }
-  const SequenceState* const sequence = sequences_.Find(message->sequence);
-  if (sequence != nullptr && !SequenceTable::Speaks(*sequence, message->generation)) {
-    ++counters_.dropped_frames;
-    return;
-  }
-  EndStepOf(message->sequence);
-  ForgetMoveOf(message->sequence);
-  sequences_.Release(*message);
+  EndStepOf(message.sequence);
+  ForgetMoveOf(message.sequence);
+  sequences_.Release(message);
 }
 
 // A step that was still running can never finish: its frames are dropped from here on.
@@ -197,14 +191,13 @@ void AttentionWorkerCore::EndStepOf(SequenceId id) {
     if ((sequence->micro_batches & BitOf(batch)) != 0) EndStep(batch);
 }
 
-void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, const proto::PrefixProbe& message,
                                   std::vector<Action>& actions) {
-  const auto message = proto::Decode<proto::PrefixProbe>(payload);
-  if (!message.ok() || !CheckShardsAreOurs(message->shards).ok()) {
+  if (!CheckShardsAreOurs(message.shards).ok()) {
     ++counters_.dropped_frames;
     return;
   }
-  Reply(from, header, FrameType::kPrefixProbed, proto::PrefixProbed{message->pin_id, sequences_.Probe(*message)},
+  Reply(from, header, FrameType::kPrefixProbed, proto::PrefixProbed{message.pin_id, sequences_.Probe(message)},
         actions);
 }
 
@@ -323,8 +316,9 @@ absl::Status AttentionWorkerCore::AppendEntries(const proto::StepBegin& message,
   return absl::OkStatus();
 }
 
-void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
-                                      std::vector<Action>& actions) {
+void AttentionWorkerCore::OnStepBegin(const FrameArrived& frame, std::vector<Action>& actions) {
+  const NodeId from = frame.from;
+  const FrameHeader& header = frame.header;
   if (header.micro_batch >= micro_batches_.size()) {
     return Refuse(
         from, header,
@@ -337,8 +331,8 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     ++counters_.dropped_frames;
     return;
   }
-  auto message = proto::Decode<proto::StepBegin>(payload);
-  if (!message.ok()) return Refuse(from, header, {.reason = std::string(message.status().message())}, actions);
+  const auto* const message = std::get_if<proto::StepBegin>(&frame.body);
+  if (message == nullptr) return Refuse(from, header, {.reason = std::get<Unreadable>(frame.body).why}, actions);
   EndStep(batch);
   const bool fills = message->entries[0].fill_end > 0;
   const bool slot = header.micro_batch >= options_.micro_batches;

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "attention_worker/core/frame_arrived.h"
 #include "attention_worker/core/sequence_table.h"
 #include "attention_worker/core/state_snapshot.h"
 #include "base/ids.h"
@@ -142,13 +143,12 @@ class AttentionWorkerCore {
  public:
   AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options);
 
-  // Applies a frame from `from`; appends actions, also of steps whose frames this one lets go on. A frame that is
+  // Applies a frame; appends actions, also of steps whose frames this one lets go on. A frame that is
   // malformed, late, of another epoch or comes again is dropped and counted, so that nothing is appended or taken back
   // twice; a step that cannot run is answered with kStepRefused and changes nothing (lacking memory, nothing but the
   // commit of the step before). A sequence is in one step at a time: releasing or reopening it, or a newer step of
   // another micro-batch, ends the step that it was in.
-  void Handle(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
-              std::vector<Action>& actions);
+  void Handle(const FrameArrived& frame, std::vector<Action>& actions);
 
   // What the actions of the same name ask for.
   void TakeDigest(BlockSetId set, uint64_t digest);
@@ -212,20 +212,20 @@ class AttentionWorkerCore {
 
   bool WithDigests() const { return options_.digests == Digests::kOfFinishedBlocks; }
   void DigestFinished(std::vector<Action>& actions);
-  void OnOpen(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+  void OnOrder(const FrameArrived& frame, std::vector<Action>& actions);
+  void OnOpen(NodeId from, const proto::FrameHeader& header, const proto::OpenSequence& message,
               std::vector<Action>& actions);
-  void OnFork(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+  void OnFork(NodeId from, const proto::FrameHeader& header, const proto::ForkSequence& message,
               std::vector<Action>& actions);
-  void OnRelease(std::span<const std::byte> payload);
+  void OnRelease(const proto::ReleaseSequence& message);
   bool CameBefore(const proto::FrameHeader& order);
   uint32_t BitOf(const MicroBatch& batch) const { return uint32_t{1} << (&batch - micro_batches_.data()); }
   void EndStep(MicroBatch& batch);
   void EndStepOf(SequenceId id);
   void EndStepsBefore(const proto::OpenSequence& extension);
-  void OnProbe(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+  void OnProbe(NodeId from, const proto::FrameHeader& header, const proto::PrefixProbe& message,
                std::vector<Action>& actions);
-  void OnStepBegin(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
-                   std::vector<Action>& actions);
+  void OnStepBegin(const FrameArrived& frame, std::vector<Action>& actions);
   bool CommitsStep(NodeId from, const proto::FrameHeader& header, const proto::StepBegin& message,
                    std::vector<Action>& actions);
   void BeginStep(NodeId from, const proto::FrameHeader& header, const proto::StepBegin& message,
@@ -233,9 +233,8 @@ class AttentionWorkerCore {
   void OnFill(NodeId from, const proto::FrameHeader& header, const proto::StepBeginEntry& entry,
               std::vector<Action>& actions);
   // moves.cc
-  void OnMove(NodeId from, std::span<const std::byte> payload, std::vector<Action>& actions);
-  void OnMoveAnswer(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
-                    std::vector<Action>& actions);
+  void OnMove(NodeId from, const proto::MoveSequence& order, std::vector<Action>& actions);
+  void OnMoveAnswer(const FrameArrived& frame, std::vector<Action>& actions);
   void SendPart(OutgoingMove& move, Position begin, std::vector<Action>& actions);
   void SendOp(OutgoingMove& move, int op, std::vector<Action>& actions);
   void EndMove(OutgoingMove& move, bool moved, std::string reason, std::vector<Action>& actions);

@@ -89,15 +89,10 @@ StateSnapshot AttentionWorkerCore::SnapshotOf(const proto::ShardStep& item, int 
 
 // ---- the giver ----
 
-void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload, std::vector<Action>& actions) {
-  auto order = proto::Decode<proto::MoveSequence>(payload);
-  if (!order.ok()) {
-    ++counters_.dropped_frames;
-    return;
-  }
-  OutgoingMove& move = moves_[order->slot];
+void AttentionWorkerCore::OnMove(NodeId from, const proto::MoveSequence& order, std::vector<Action>& actions) {
+  OutgoingMove& move = moves_[order.slot];
   move.active = true;  // a former one in this slot was given up by the scheduler
-  move.order = *std::move(order);
+  move.order = order;
   move.scheduler = from;
   move.layouts.resize(table_.group_count());
   if (table_.has_linear() && options_.block_bytes == 0)
@@ -161,17 +156,19 @@ void AttentionWorkerCore::SendOp(OutgoingMove& move, int op, std::vector<Action>
   }
 }
 
-void AttentionWorkerCore::OnMoveAnswer(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
-                                       std::vector<Action>& actions) {
+void AttentionWorkerCore::OnMoveAnswer(const FrameArrived& frame, std::vector<Action>& actions) {
+  const FrameHeader& header = frame.header;
   const int slot = static_cast<int>(header.micro_batch) - options_.micro_batches;
   OutgoingMove* move = slot >= 0 && slot < proto::kMoveSlots ? &moves_[slot] : nullptr;
-  const bool expected = move != nullptr && move->active && move->order.target == from &&
-                        move->order.target_epoch.value() == header.epoch && move->step.value() == header.step;
+  const bool expected = !std::holds_alternative<WrongSize>(frame.body) && move != nullptr && move->active &&
+                        move->order.target == frame.from && move->order.target_epoch.value() == header.epoch &&
+                        move->step.value() == header.step;
   if (expected && header.type == FrameType::kStepRefused) {
-    const auto refused = proto::Decode<proto::StepRefused>(payload);
-    return EndMove(*move, false, refused.ok() ? refused->reason : "refused", actions);
+    const auto* const refused = std::get_if<proto::StepRefused>(&frame.body);
+    return EndMove(*move, false, refused != nullptr ? refused->reason : "refused", actions);
   }
-  if (expected && header.op == move->op && payload.empty()) return SendOp(*move, move->op + 1, actions);
+  if (expected && header.op == move->op && std::holds_alternative<NoMessage>(frame.body))
+    return SendOp(*move, move->op + 1, actions);
   ++counters_.dropped_frames;
 }
 

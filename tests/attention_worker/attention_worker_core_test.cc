@@ -29,7 +29,7 @@ class AttentionWorkerCoreTest : public ::testing::Test {
     const auto header = proto::MakeHeader(type, epoch, StepId(step), MicroBatchId(static_cast<uint16_t>(micro_batch)),
                                           op, payload.size());
     std::vector<Action> actions;
-    core_.Handle(from, header, payload, actions);
+    core_.Handle(ReadFrame(from, header, payload), actions);
     EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
     return actions;
   }
@@ -168,7 +168,7 @@ TEST_F(AttentionWorkerCoreTest, DropsFramesOfAnotherEpochSizeTypeOrWorker) {
     EXPECT_THAT(Send(kScheduler, FrameType::kOpenSequence, open, 0, 0, 0, epoch), IsEmpty());
   auto header = proto::MakeHeader(FrameType::kOpenSequence, kEpoch, StepId(0), MicroBatchId(0), 0, open.size() + 1);
   std::vector<Action> actions;
-  core_.Handle(kScheduler, header, open, actions);
+  core_.Handle(ReadFrame(kScheduler, header, open), actions);
   EXPECT_THAT(actions, IsEmpty()) << "a payload of another size than its header says";
   EXPECT_THAT(Send(kScheduler, FrameType::kStepPlan, open), IsEmpty());
   for (const FrameType type : {FrameType::kOpenSequence, FrameType::kForkSequence, FrameType::kReleaseSequence,

@@ -39,7 +39,7 @@ class GatherPiecesTest : public ::testing::Test {
     const auto header = proto::MakeHeader(type, kEpoch, StepId(step), MicroBatchId(static_cast<uint16_t>(batch)), op,
                                           payload.size(), 0, digest);
     std::vector<Action> actions;
-    core_.Handle(from, header, payload, actions);
+    core_.Handle(ReadFrame(from, header, payload), actions);
     EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
     std::vector<std::string> lines;
     for (const Action& action : actions) {

@@ -30,7 +30,7 @@ class Moves : public ::testing::Test {
   // What the core answers to the scheduler or the compute worker stays in `answers_`; the rest is delivered.
   void Send(NodeId from, NodeId to, const proto::FrameHeader& header, const std::vector<std::byte>& payload) {
     std::vector<Action> actions;
-    CoreOf(to).Handle(from, header, payload, actions);
+    CoreOf(to).Handle(ReadFrame(from, header, payload), actions);
     EXPECT_EQ(CoreOf(to).CheckInvariants(), absl::OkStatus());
     for (Action& action : actions) {
       if (auto* frame = std::get_if<SendFrame>(&action)) {

@@ -34,7 +34,7 @@ class PrefillGroupTest : public ::testing::Test {
     const auto header =
         proto::MakeHeader(type, kEpoch, StepId(step), MicroBatchId(static_cast<uint16_t>(batch)), op, payload.size());
     std::vector<Action> actions;
-    core_.Handle(from, header, payload, actions);
+    core_.Handle(ReadFrame(from, header, payload), actions);
     EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
     return actions;
   }

@@ -45,7 +45,7 @@ class StateExchangeTest : public ::testing::Test {
     const auto header =
         proto::MakeHeader(type, kEpoch, StepId(step), MicroBatchId(static_cast<uint16_t>(batch)), 0, payload.size());
     std::vector<Action> actions;
-    core_.Handle(NodeId(10 + static_cast<uint32_t>(batch)), header, payload, actions);
+    core_.Handle(ReadFrame(NodeId(10 + static_cast<uint32_t>(batch)), header, payload), actions);
     std::vector<std::string> lines;
     for (const Action& action : actions) {
       if (const auto* give = std::get_if<AnswerStates>(&action))

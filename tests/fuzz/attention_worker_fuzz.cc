@@ -26,7 +26,7 @@ void FuzzAttentionWorker(const uint8_t* data, size_t size) {
     const auto payload = bytes.first(std::min<size_t>(bytes.size(), header.payload_bytes));
     bytes = bytes.subspan(payload.size());
     actions.clear();
-    core.Handle(NodeId(1), header, payload, actions);
+    core.Handle(attention::ReadFrame(NodeId(1), header, payload), actions);
     const absl::Status invariants = core.CheckInvariants();
     DT_CHECK(invariants.ok(), std::string(invariants.message()));
     for (const attention::Action& action : actions) {
