@@ -324,6 +324,24 @@ absl::Status SchedulerNode::SendTo(WorkerId worker, Epoch epoch, FrameType type,
   return NotFound("attention worker ", worker.value(), " of epoch ", epoch.value(), " is not connected");
 }
 
+absl::Status SchedulerNode::SendStep(const RunStep& step) {
+  for (const Peer& peer : compute_) {
+    if (peer.worker != step.compute_worker) continue;
+    std::vector<std::byte> bytes;
+    proto::Encode(step.plan, bytes);
+    StepTokens& tokens = step_tokens_[step.plan.micro_batch.value()];
+    tokens = {step.plan.step, 0};
+    for (const proto::StepEntry& entry : step.plan.entries) tokens.new_tokens += static_cast<int>(entry.tokens.size());
+    for (const RequestSpans::Told& told : spans_.ToTell(step))
+      TellTrace(peer.node, Epoch(0), told.sequence, told.trace);
+    spans_.StepSent(step, clock_.Now());
+    const auto header =
+        MakeHeader(FrameType::kStepPlan, Epoch(0), step.plan.step, step.plan.micro_batch, 0, bytes.size());
+    return port_.SendMessage(peer.node, header, std::move(bytes));
+  }
+  return NotFound("compute worker ", step.compute_worker.value(), " is not connected");
+}
+
 absl::Status SchedulerNode::Perform(Action& action) {
   struct Visitor {
     SchedulerNode& node;
@@ -355,23 +373,7 @@ absl::Status SchedulerNode::Perform(Action& action) {
       return node.SendTo(a.worker, a.epoch, FrameType::kMoveSequence, a.message);
     }
     absl::Status operator()(Unpin& a) { return node.SendTo(a.worker, a.epoch, FrameType::kUnpin, a.message); }
-    absl::Status operator()(RunStep& a) {
-      for (const Peer& peer : node.compute_) {
-        if (peer.worker != a.compute_worker) continue;
-        std::vector<std::byte> bytes;
-        proto::Encode(a.plan, bytes);
-        StepTokens& tokens = node.step_tokens_[a.plan.micro_batch.value()];
-        tokens = {a.plan.step, 0};
-        for (const proto::StepEntry& entry : a.plan.entries) tokens.new_tokens += static_cast<int>(entry.tokens.size());
-        for (const RequestSpans::Told& told : node.spans_.ToTell(a))
-          node.TellTrace(peer.node, Epoch(0), told.sequence, told.trace);
-        node.spans_.StepSent(a, node.clock_.Now());
-        const auto header =
-            MakeHeader(FrameType::kStepPlan, Epoch(0), a.plan.step, a.plan.micro_batch, 0, bytes.size());
-        return node.port_.SendMessage(peer.node, header, std::move(bytes));
-      }
-      return NotFound("compute worker ", a.compute_worker.value(), " is not connected");
-    }
+    absl::Status operator()(RunStep& a) { return node.SendStep(a); }
     absl::Status operator()(WithdrawStep& a) {
       for (const Peer& peer : node.compute_) {
         if (peer.worker != a.compute_worker) continue;

@@ -92,6 +92,7 @@ class SchedulerNode final : public transport::FrameHandler {
   void TendReplay();
   // kResourceExhausted: the peer reads slower than we write; the action is as before.
   absl::Status Perform(Action& action);
+  absl::Status SendStep(const RunStep& step);
   bool Done(const Action& action, const absl::Status& status);  // false: to be tried again
   void SendOrKeep(Action action);
   void Keep(Peer& peer, Action action);

@@ -141,6 +141,22 @@ PrefillCutOptions CutOptions(const PrefillTableInput& in, proto::PrefixExchange 
   return options;
 }
 
+// That follow each other in a step of so many ranks: one there and back for each attention layer, and once more for
+// each rank that waits for the one before. One way where what that layer needs comes from a rank, but a switch and
+// queries go there and back.
+double MessagesOf(const PrefillTableInput& in, proto::PrefixExchange exchange, proto::LinearExchange linear,
+                  size_t ranks) {
+  double messages = 2 * (static_cast<double>(ranks) - 1);
+  for (int g = 0; g < in.attention.group_count(); ++g) {
+    const bool is_linear = in.attention.views[g].linear();
+    const bool one_way = IsBetweenRanks(exchange) && exchange != proto::PrefixExchange::kSwitch &&
+                         exchange != proto::PrefixExchange::kPassQ;
+    const bool direct = ranks > 1 && (is_linear ? IsBetweenRanks(linear) : one_way);
+    messages += (direct ? 1 : 2) * in.attention.ops_in_group[g];
+  }
+  return messages;
+}
+
 // Step by step, as the scheduler does it.
 PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exchange,
                          proto::LinearExchange linear = proto::LinearExchange::kStates) {
@@ -185,17 +201,7 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
     }
     const std::vector<ComputeRates> rates(work.size(), rate);
     const Prediction step = Predict(work, rates, plane);
-    // A message there and back for each attention layer, and once more for each rank that waits for the one before. One
-    // way where what that layer needs comes from a rank, but a switch and queries go there and back.
-    double messages = 2 * (static_cast<double>(work.size()) - 1);
-    for (int g = 0; g < in.attention.group_count(); ++g) {
-      const bool is_linear = in.attention.views[g].linear();
-      const bool one_way = IsBetweenRanks(exchange) && exchange != proto::PrefixExchange::kSwitch &&
-                           exchange != proto::PrefixExchange::kPassQ;
-      const bool direct = work.size() > 1 && (is_linear ? IsBetweenRanks(linear) : one_way);
-      messages += (direct ? 1 : 2) * in.attention.ops_in_group[g];
-    }
-    const double latency = in.link_latency_s * messages;
+    const double latency = in.link_latency_s * MessagesOf(in, exchange, linear, work.size());
     row.seconds += step.seconds + latency;
     by_bound[static_cast<size_t>(step.bound)] += step.seconds;
     by_bound[static_cast<size_t>(PrefillBound::kLink)] += latency;

@@ -499,6 +499,31 @@ uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
   return memory.ok() ? memory->free_bytes / 100 * 94 : 0;
 }
 
+namespace {
+
+// What flags alone say of it.
+absl::StatusOr<engine::EmbeddedClusterOptions> ClusterOptionsOf(const EngineFlags& flags) {
+  engine::EmbeddedClusterOptions options;
+  options.attention_workers = flags.attention_workers;
+  if (flags.kv_cache_memory != "auto") {
+    DT_ASSIGN_OR_RETURN(options.kv_cache_bytes, ParseBytes("--kv-cache-memory-bytes", flags.kv_cache_memory));
+    if (options.kv_cache_bytes == 0)
+      return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
+  }
+  options.kv_dtype = KvDtypeOf(flags);
+  options.kv_storage = KvStorageOf(flags.kv_cache_dtype);
+  options.state_dtype = StateDtypeOf(flags);
+  options.snapshot_percent = flags.state_snapshots;
+  options.digests = DigestsOf(flags.kv_checksums);
+  options.seed = flags.seed.value_or(0);
+  options.scheduler = SchedulerOptionsOf(flags);
+  DT_ASSIGN_OR_RETURN(options.compute, TuningOf(flags));
+  options.trace_file = flags.trace_file;
+  return options;
+}
+
+}  // namespace
+
 absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model::LoadProgress& progress,
                                           SpanSink* spans) {
   RunningEngine engine;
@@ -527,23 +552,10 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
   }
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
-  engine::EmbeddedClusterOptions options;
-  options.attention_workers = flags.attention_workers;
+  DT_ASSIGN_OR_RETURN(engine::EmbeddedClusterOptions options, ClusterOptionsOf(flags));
   options.compute_workers = compute_workers;
-  if (flags.kv_cache_memory != "auto") {
-    DT_ASSIGN_OR_RETURN(options.kv_cache_bytes, ParseBytes("--kv-cache-memory-bytes", flags.kv_cache_memory));
-    if (options.kv_cache_bytes == 0)
-      return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
-  }
-  engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
-  engine.kv_storage = options.kv_storage = KvStorageOf(flags.kv_cache_dtype);
-  options.state_dtype = StateDtypeOf(flags);
-  options.snapshot_percent = flags.state_snapshots;
-  options.digests = DigestsOf(flags.kv_checksums);
-  options.seed = flags.seed.value_or(0);
-  options.scheduler = SchedulerOptionsOf(flags);
-  DT_ASSIGN_OR_RETURN(options.compute, TuningOf(flags));
-  options.trace_file = flags.trace_file;
+  engine.kv_dtype = options.kv_dtype;
+  engine.kv_storage = options.kv_storage;
   options.spans = spans;
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
   options.scheduler.ChooseStepTokens(engine::AsGpu(*engine.device) != nullptr);

@@ -251,20 +251,7 @@ absl::StatusOr<uint32_t> ScratchBlocks(const PlanPrefillFlags& flags, const prot
   return compute::PromptScratchBlocks(table, flags.max_num_batched_tokens, bytes);
 }
 
-}  // namespace
-
-void AddPlanPrefillFlags(CLI::App& command, PlanPrefillFlags& flags) {
-  command
-      .add_option(
-          "MODEL", flags.model,
-          "A .gguf file, or a Hugging Face folder, of which config.json is enough; weights are read by --measure alone")
-      ->required();
-  command.add_option("--tokens", flags.tokens, "New tokens of the prompt: 131072, 128K or 1M")
-      ->type_name("TOKENS")
-      ->group("Prompt");
-  command.add_option("--cached-tokens", flags.cached_tokens, "Tokens before them that lie on attention workers")
-      ->type_name("TOKENS")
-      ->group("Prompt");
+void AddClusterFlags(CLI::App& command, PlanPrefillFlags& flags) {
   command.add_option("--ranks", flags.ranks, "Compute workers that take it together: 8, or 4,8,16")
       ->type_name("N,...")
       ->group("Cluster");
@@ -292,6 +279,9 @@ void AddPlanPrefillFlags(CLI::App& command, PlanPrefillFlags& flags) {
       ->check(OneOf({"auto", "bfloat16", "float16", "float32"}))
       ->type_name("TYPE")
       ->group("Cluster");
+}
+
+void AddRateFlags(CLI::App& command, PlanPrefillFlags& flags) {
   command
       .add_option("--rates", flags.rates,
                   "A JSON file of measured rates: dense_tokens_per_s, attention_flops_per_s, "
@@ -326,6 +316,24 @@ void AddPlanPrefillFlags(CLI::App& command, PlanPrefillFlags& flags) {
       ->check(Number(0, 1e9))
       ->type_name("TFLOP/S")
       ->group("Rates");
+}
+
+}  // namespace
+
+void AddPlanPrefillFlags(CLI::App& command, PlanPrefillFlags& flags) {
+  command
+      .add_option(
+          "MODEL", flags.model,
+          "A .gguf file, or a Hugging Face folder, of which config.json is enough; weights are read by --measure alone")
+      ->required();
+  command.add_option("--tokens", flags.tokens, "New tokens of the prompt: 131072, 128K or 1M")
+      ->type_name("TOKENS")
+      ->group("Prompt");
+  command.add_option("--cached-tokens", flags.cached_tokens, "Tokens before them that lie on attention workers")
+      ->type_name("TOKENS")
+      ->group("Prompt");
+  AddClusterFlags(command, flags);
+  AddRateFlags(command, flags);
   command.add_flag("--json", flags.json, "Print JSON")->group("Output");
 }
 

@@ -13,6 +13,8 @@ import re
 import subprocess
 import sys
 
+from functions import check_functions
+
 MAX_LINES = 600
 MAX_COLUMNS = 120
 LONG_LINES = 'tests/tidy/long_lines.txt'
@@ -228,6 +230,8 @@ def findings(root):
         problems = list(check_text(path, lines, allowed.get(path, 0)))
         if SOURCE.search(path):
             problems += check_source(path, lines)
+            if path.split('/')[0] not in ('tests', 'bench'):
+                problems += check_functions(path, lines)
         for number, problem in problems:
             yield f'{path}:{number}: {problem}'
 

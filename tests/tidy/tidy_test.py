@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import functions
 import tidy
 
 HEADER = '#pragma once\n#include <vector>\n'
@@ -130,6 +131,23 @@ class TidyTest(unittest.TestCase):
         self.assert_found('scripts/get.sh', 'pip install --index' + '-url https://x/simple y\n', 'registry')
         self.write('scripts/get.sh', '')
         self.assert_found('scripts/get', 'curl https://files.python' + 'hosted.org/packages/x.tar.gz\n', 'registry')
+
+    def test_long_functions(self):
+        body = '  Call("}", \'{\');  // }\n  const auto f = [&] { return 1; };\n' * 28
+        self.write('base/f.cc', 'namespace {\ntemplate <typename T>\nint A::F(int a) {\n' + body + '}\n}\n')
+        self.assertEqual(self.found(), [])
+        self.assert_found('base/f.cc', 'int A::F(int a,\n         int b) {\n' + body + '  G();\n' * 3 + '}\n', 'A::F has 62 lines; at most 60')
+        self.write('base/f.cc', 'struct S {\n' + '  int a;\n' * 99 + '};\nconst int kTable[] = {\n' + '  1,\n' * 99 + '};\n')
+        self.assertEqual(self.found(), [])
+        self.write('tests/base/f_test.cc', 'int F() {\n' + body * 2 + '}\n')
+        self.assertEqual(self.found(), [])
+
+    def test_long_functions_of_the_list_only_shrink(self):
+        long = ['int F() {'] + ['  G();'] * 60 + ['}']
+        self.assertEqual(list(functions.check_functions('a.cc', long, {('a.cc', 'F'): 62})), [])
+        self.assertEqual(len(list(functions.check_functions('a.cc', long, {('a.cc', 'F'): 61}))), 1)
+        [[_, said]] = functions.check_functions('a.cc', long[:20] + ['}'], {('a.cc', 'F'): 62})
+        self.assertIn('take it out', said)
 
     def test_only_tracked_files_count_in_a_repository(self):
         subprocess.run(['git', 'init', '-q', self.root], check=True)

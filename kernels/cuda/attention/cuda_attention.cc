@@ -130,6 +130,44 @@ absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& s
   return Upload(stream, items, shape.window);
 }
 
+namespace {
+
+// The items as kernels read them. Nodes of partial items lie at `first_node` here and at `first_node_there` on the
+// device.
+void WriteItems(std::span<const CudaAttentionItem> items, int window, DeviceAttentionItem* out, int32_t* first_node,
+                const int32_t* first_node_there) {
+  for (const CudaAttentionItem& item : items) {
+    *out = {.q_offset = item.q_offset,
+            .q_row_step = item.q_row_step,
+            .o_offset = item.o_offset,
+            .o_row_step = item.o_row_step,
+            .blocks = item.blocks,
+            .head_step = item.head_step,
+            .sinks = item.sinks,
+            .first_segment = item.first_segment,
+            .kv_heads = item.kv_heads,
+            .q_rows = item.q_rows,
+            .first_position = static_cast<int32_t>(item.first_position),
+            .token_end = static_cast<int32_t>(item.token_end)};
+    if (item.partial) {
+      out->first_node = first_node_there;
+      int32_t node = item.first_node;
+      for (int32_t row = 0; row <= item.q_rows; ++row) {
+        first_node[row] = node;
+        node +=
+            item.node_a_row
+                ? 1
+                : CountSubtrees(VisibleSegments(item.first_position + row, window, item.token_begin, item.token_end));
+      }
+      first_node += item.q_rows + 1;
+      first_node_there += item.q_rows + 1;
+    }
+    ++out;
+  }
+}
+
+}  // namespace
+
 absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAttentionItem> items, int window) {
   size_t nodes = 0;
   for (const CudaAttentionItem& item : items) nodes += item.partial ? item.q_rows + 1 : 0;
@@ -150,38 +188,8 @@ absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAtten
   }
   std::byte* host = staging.host->data();
   std::byte* there = plan_memory_->data();
-  auto* device_items = reinterpret_cast<DeviceAttentionItem*>(host + at.items);
-  auto* first_node = reinterpret_cast<int32_t*>(host + at.first_node);
-  const auto* first_node_there = reinterpret_cast<const int32_t*>(there + at.first_node);
-  for (size_t i = 0; i < items.size(); ++i) {
-    const CudaAttentionItem& item = items[i];
-    DeviceAttentionItem out{.q_offset = item.q_offset,
-                            .q_row_step = item.q_row_step,
-                            .o_offset = item.o_offset,
-                            .o_row_step = item.o_row_step,
-                            .blocks = item.blocks,
-                            .head_step = item.head_step,
-                            .sinks = item.sinks,
-                            .first_segment = item.first_segment,
-                            .kv_heads = item.kv_heads,
-                            .q_rows = item.q_rows,
-                            .first_position = static_cast<int32_t>(item.first_position),
-                            .token_end = static_cast<int32_t>(item.token_end)};
-    if (item.partial) {
-      out.first_node = first_node_there;
-      int32_t node = item.first_node;
-      for (int32_t row = 0; row <= item.q_rows; ++row) {
-        first_node[row] = node;
-        node +=
-            item.node_a_row
-                ? 1
-                : CountSubtrees(VisibleSegments(item.first_position + row, window, item.token_begin, item.token_end));
-      }
-      first_node += item.q_rows + 1;
-      first_node_there += item.q_rows + 1;
-    }
-    device_items[i] = out;
-  }
+  WriteItems(items, window, reinterpret_cast<DeviceAttentionItem*>(host + at.items),
+             reinterpret_cast<int32_t*>(host + at.first_node), reinterpret_cast<const int32_t*>(there + at.first_node));
   std::memcpy(host + at.spans, plan_.spans.data(), plan_.spans.size() * sizeof(AttentionSpan));
   std::memcpy(host + at.parts, plan_.parts.data(), plan_.parts.size() * sizeof(AttentionPart));
   std::memcpy(host + at.extent, &plan_.extent, sizeof(plan_.extent));
