@@ -181,6 +181,8 @@ class AttentionWorkerCore {
   bool Holds(BlockSetId set) const { return sequences_.pool().Holds(set); }
   // Requires: Holds(set).
   const std::vector<KvBlockId>& BlocksOf(BlockSetId set) const { return sequences_.pool().blocks(set); }
+  // Blocks of this number and above were never used.
+  uint32_t begun_blocks() const { return sequences_.pool().begun(); }
   // With poison_freed: the blocks that were freed since this was called last and are still free.
   std::vector<KvBlockId> TakeFreed() { return sequences_.pool().TakeFreed(); }
 

@@ -1,5 +1,6 @@
 #include "attention_worker/core/block_pool.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -32,6 +33,7 @@ BlockSetId BlockPool::Allocate(uint32_t blocks) {
   set.digest.reset();
   set.blocks.assign(free_.end() - blocks, free_.end());
   free_.resize(free_.size() - blocks);
+  for (const KvBlockId block : set.blocks) begun_ = std::max(begun_, block + 1);
   return BlockSetId{set.generation} << 32 | place;
 }
 

@@ -30,6 +30,8 @@ class BlockPool {
 
   uint32_t capacity() const { return capacity_; }
   uint32_t free_blocks() const { return static_cast<uint32_t>(free_.size()); }
+  // Blocks of this number and above were never handed out.
+  uint32_t begun() const { return begun_; }
 
   // Whether this allocation still exists. False for kNoBlockSet and for ids that were never given out.
   bool Holds(BlockSetId set) const {
@@ -73,6 +75,7 @@ class BlockPool {
   Set& At(BlockSetId set) { return const_cast<Set&>(std::as_const(*this).At(set)); }
 
   const uint32_t capacity_;
+  uint32_t begun_ = 0;
   std::vector<KvBlockId> free_;
   std::vector<Set> sets_;
   std::vector<uint32_t> free_places_;

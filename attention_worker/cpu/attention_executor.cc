@@ -10,6 +10,13 @@
 
 namespace dovetail::attention {
 
+namespace {
+
+constexpr size_t kShareAhead = 8;                 // of the arena, that is taken before it is used
+constexpr size_t kLeastAhead = size_t{16} << 20;  // smaller ones are soon there
+
+}  // namespace
+
 size_t AttentionExecutor::BlockBytes(const proto::AttentionTable& table, KvStorage storage) {
   size_t bytes = 0, state_bytes = 0;
   for (const proto::AttentionSpec& spec : table.groups) {
@@ -40,6 +47,9 @@ absl::StatusOr<std::unique_ptr<AttentionExecutor>> AttentionExecutor::Create(ker
   DT_RETURN_IF_ERROR(CheckKvStorage(core.table(), storage, /*gpu=*/""));
   std::unique_ptr<AttentionExecutor> executor(new AttentionExecutor(device, core, micro_batches, storage));
   DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
+  const size_t ahead = std::min(executor->arena_->size_bytes() / kShareAhead, kernels::PagesAhead::kMostAhead);
+  if (ahead >= kLeastAhead)
+    executor->pages_.emplace(std::span(executor->arena_->data(), executor->arena_->size_bytes()), ahead);
   if (core.table().has_linear()) {
     DT_ASSIGN_OR_RETURN(executor->linear_, LinearExecutor::Create(device, core, executor->block_bytes_,
                                                                   [raw = executor.get()](KvBlockId block) {
@@ -85,6 +95,7 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id, const exchange::Sea
   MicroBatch& batch = micro_batches_[id.value()];
   batch.attention.reset();
   batch.prepared = false;
+  if (pages_) pages_->WillUse(size_t{core_.begun_blocks()} * block_bytes_);
   size_t scratch = 0, partial = 0, pointers = 0, items = 0, piece = 0;
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));

@@ -13,6 +13,7 @@
 #include "kernels/device.h"
 #include "kernels/kv_append.h"
 #include "kernels/paged_attention.h"
+#include "kernels/pages_ahead.h"
 #include "proto/gather_frames.h"
 
 namespace dovetail::attention {
@@ -77,8 +78,9 @@ class AttentionExecutor final : public AttentionBackend {
   const size_t block_bytes_;
   std::unique_ptr<kernels::Stream> stream_;
   std::unique_ptr<kernels::Buffer> arena_;
-  std::unique_ptr<LinearExecutor> linear_;  // if the model has linear states
-  std::vector<MicroBatch> micro_batches_;   // and a slot for each move that comes in
+  std::optional<kernels::PagesAhead> pages_;  // of the arena, unless it is small
+  std::unique_ptr<LinearExecutor> linear_;    // if the model has linear states
+  std::vector<MicroBatch> micro_batches_;     // and a slot for each move that comes in
   std::array<SharedBuffer, proto::kMoveSlots> gathered_;
 };
 

@@ -26,6 +26,22 @@ TEST(BlockPool, HandsOutEveryBlockOnceAndThenNone) {
   EXPECT_EQ(pool.free_blocks(), 0u);
 }
 
+// So memory may be taken in the order of blocks, before it is used.
+TEST(BlockPool, BlocksAreBegunInTheirOrderAndUsedAgainBeforeOthersAreBegun) {
+  BlockPool pool(100);
+  EXPECT_EQ(pool.begun(), 0u);
+  const BlockSetId first = pool.Allocate(10);
+  EXPECT_EQ(pool.begun(), 10u);
+  EXPECT_NE(pool.Allocate(5), kNoBlockSet);
+  EXPECT_EQ(pool.begun(), 15u);
+  pool.DropReference(first);
+  pool.Free(first);
+  EXPECT_NE(pool.Allocate(10), kNoBlockSet);
+  EXPECT_EQ(pool.begun(), 15u);
+  EXPECT_NE(pool.Allocate(1), kNoBlockSet);
+  EXPECT_EQ(pool.begun(), 16u);
+}
+
 TEST(BlockPool, ASetIsFreedOnlyByItsOwnerAndThenComesBackWithANewGeneration) {
   BlockPool pool(4);
   const BlockSetId set = pool.Allocate(4);
