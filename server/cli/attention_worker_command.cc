@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "attention_worker/attention_worker_main.h"
 #include "engine/device_choice.h"
 #include "engine/exchange_choice.h"
+#include "engine/host_limits.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
@@ -87,8 +89,13 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
                           flags.threads > 0 ? flags.threads : static_cast<int>(std::thread::hardware_concurrency()),
                           control::MeasureMemoryBandwidth(), device->name()};
   options.join_timeout = absl::Seconds(flags.join_timeout);
+  bool warned = false;  // once it has joined, so that refusals are one line
   control::WorkerMain worker(options, std::move(connectors),
                              [&](transport::Connector& connector, const control::JoinReply& membership) {
+                               if (!std::exchange(warned, true))
+                                 engine::WarnOfWhatIsShort({.threads = flags.threads,
+                                                            .on_cpu = engine::AsGpu(*device) == nullptr,
+                                                            .rdma = flags.data.lanes == "rc"});
                                return attention::MakeAttentionWorker(role, *device, connector, membership);
                              });
   if (!flags.trace_file.empty()) stop.OwnerEnds();  // the trace is written at the end

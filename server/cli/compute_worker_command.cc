@@ -1,10 +1,12 @@
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/compute_worker_main.h"
 #include "engine/device_choice.h"
 #include "engine/exchange_choice.h"
+#include "engine/host_limits.h"
 #include "engine/remote_model.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/prefill_flags.h"
@@ -67,8 +69,13 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   tuning.exchange = exchange.means;
   DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-compute-worker", options.name));
   tuning.spans = spans.get();
+  bool warned = false;  // once it has joined, so that refusals are one line
   control::WorkerMain worker(
       options, std::move(connectors), [&](transport::Connector& connector, const control::JoinReply&) {
+        if (!std::exchange(warned, true))
+          engine::WarnOfWhatIsShort({.threads = flags.engine.threads,
+                                     .on_cpu = engine::AsGpu(*device) == nullptr,
+                                     .rdma = flags.data.lanes == "rc"});
         return compute::MakeComputeWorker(*model, digest, *device, connector, tuning, flags.engine.trace_file);
       });
   if (!flags.engine.trace_file.empty()) stop.OwnerEnds();  // the trace is written at the end

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "compute_worker/attention_specs.h"
 #include "engine/device_choice.h"
+#include "engine/host_limits.h"
 #include "kernels/thread_pool.h"
 #include "model/checkpoint.h"
 #include "model/dummy_checkpoint.h"
@@ -550,6 +551,8 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
     DT_RETURN_IF_ERROR(attention::CheckKvStorage(*table, KvStorageOf(flags.kv_cache_dtype),
                                                  engine::AsGpu(attending) != nullptr ? attending.name() : ""));
   }
+  engine::WarnOfWhatIsShort({.threads = flags.threads,
+                             .on_cpu = engine::AsGpu(*engine.device) == nullptr || engine.attention_device != nullptr});
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
   DT_ASSIGN_OR_RETURN(engine::EmbeddedClusterOptions options, ClusterOptionsOf(flags));
