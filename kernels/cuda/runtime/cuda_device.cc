@@ -7,6 +7,8 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
+constexpr size_t kLeastPinned = size_t{4} << 20;  // without which a device is not opened
+
 std::string Mebibytes(size_t bytes) { return absl::StrCat(bytes >> 20, " MiB"); }
 
 class PooledBuffer : public Buffer {
@@ -151,7 +153,9 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(std::shared_ptr<c
   if (!summary.usable.ok())
     return Annotate(summary.usable, absl::StrCat("cuda:", options.index, " (", summary.info.name, ")"));
   DT_ASSIGN_OR_RETURN(std::unique_ptr<Device> host, CreateCpuDevice({.threads = options.host_threads}));
-  return std::unique_ptr<CudaDevice>(new CudaDevice(std::move(library), options.index, summary.info, std::move(host)));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(std::move(library), options.index, summary.info, std::move(host)));
+  DT_RETURN_IF_ERROR(device->AllocatePinned(kLeastPinned).status());  // now, not in the first step
+  return device;
 }
 
 CudaDevice::CudaDevice(std::shared_ptr<const CudaLibrary> library, int index, const DeviceInfo& info,
@@ -219,8 +223,14 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocatePinned(size_t size_b
   void* memory = nullptr;
   if (size_bytes > 0) {
     const int error = (*library_)->allocate_pinned(index_, size_bytes, &memory);
-    DT_RETURN_IF_ERROR(
-        library_->Check(error, absl::StrCat(name(), ": ", Mebibytes(size_bytes), " of pinned host memory")));
+    if (absl::Status status =
+            library_->Check(error, absl::StrCat(name(), ": ", Mebibytes(size_bytes), " of pinned host memory"));
+        !status.ok())
+      return absl::Status(status.code(),
+                          absl::StrCat(status.message(),
+                                       "; what crosses between this GPU and its host lies there: free "
+                                       "memory of the host, or raise what bounds this process (the memory of its "
+                                       "container, ulimit -l)"));
     std::memset(memory, 0, size_bytes);
   }
   return std::make_unique<PinnedBuffer>(*library_, memory, size_bytes);

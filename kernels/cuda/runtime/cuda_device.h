@@ -110,7 +110,7 @@ struct CudaDeviceOptions {
 // Threads: thread-safe after creation.
 class CudaDevice : public Device {
  public:
-  // kNotFound, kFailedPrecondition as SurveyCuda says why; kInvalidArgument for an index that no GPU has.
+  // kNotFound, kFailedPrecondition: SurveyCuda; kInvalidArgument: no such GPU; kResourceExhausted: no pinned memory.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(std::shared_ptr<const CudaLibrary> library,
                                                             const CudaDeviceOptions& options);
   ~CudaDevice() override;
