@@ -16,6 +16,14 @@ namespace {
 constexpr int64_t kElement = 2;       // bytes of the wire types of a GPU
 constexpr int kLooksPerCheck = 1024;  // about a millisecond between two looks at whether the GPU is lost
 
+// One that is long enough to say something about rates (PromptWork), attended elsewhere.
+bool HasPrompt(const ComputeWorkerCore& core, MicroBatchId id) {
+  const std::vector<proto::StepEntry>& entries = core.PlanOf(id).entries;
+  return std::any_of(entries.begin(), entries.end(), [&](const proto::StepEntry& entry) {
+    return static_cast<int>(entry.tokens.size()) >= core.options().prompt_tokens;
+  });
+}
+
 }  // namespace
 
 CudaHostCrossing::CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device,
@@ -71,21 +79,31 @@ absl::Status CudaHostCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& b
   step.streams = step.attends || step.runs_states;
   step.stores = step.host != nullptr && !step.streams && batch.rows <= HostStores::kMostRows;
   step.looks = 0;
+  step.timed = !step.streams && HasPrompt(core, batch.id);
   DT_RETURN_IF_ERROR(step.wire->Prepare(core, batch.id));
+  if (step.timed) {
+    DT_RETURN_IF_ERROR(MakeTimes(step));
+    DT_RETURN_IF_ERROR(step.times->Begin(batch.stream()));
+  }
   if (step.stores) return step.host->Begin(batch.stream(), core.PlanOf(batch.id).step);
   return step.streams ? BeginStreaming(core, batch, step) : absl::OkStatus();
 }
 
+absl::Status CudaHostCrossing::MakeTimes(Step& step) {
+  if (step.times != nullptr) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(step.times, PromptStepTimes::Create(device_, table_.op_count()));
+  return absl::OkStatus();
+}
+
 absl::Status CudaHostCrossing::BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step) {
-  if (step.times == nullptr) {
-    for (int slot = 0; slot < core.options().key_values_in_flight; ++slot) {
-      DT_ASSIGN_OR_RETURN(CudaEvent copied, device_.CreateEvent());
-      DT_ASSIGN_OR_RETURN(CudaEvent given, device_.CreateEvent());
-      step.copied_of_slot.push_back(std::move(copied));
-      step.given_of_slot.push_back(std::move(given));
-    }
-    DT_ASSIGN_OR_RETURN(step.times, PromptStepTimes::Create(device_, table_.op_count()));
+  for (size_t slot = step.given_of_slot.size(); slot < static_cast<size_t>(core.options().key_values_in_flight);
+       ++slot) {
+    DT_ASSIGN_OR_RETURN(CudaEvent copied, device_.CreateEvent());
+    DT_ASSIGN_OR_RETURN(CudaEvent given, device_.CreateEvent());
+    step.copied_of_slot.push_back(std::move(copied));
+    step.given_of_slot.push_back(std::move(given));
   }
+  DT_RETURN_IF_ERROR(MakeTimes(step));
   step.last_op.reset();
   FindRows(core, batch.id, step);
   if (step.attends) DT_RETURN_IF_ERROR(prompts_->Prepare(core, batch));
@@ -170,8 +188,13 @@ absl::Status CudaHostCrossing::CopyOut(int op, CudaBatch& batch, CudaStream& str
 absl::Status CudaHostCrossing::Leave(int op, CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
   step.copied = false;
-  if (Stores(step, op)) return batch.stream().Record(step.made);
-  if (!step.streams) return CopyOut(op, batch, batch.stream());
+  if (Stores(step, op)) {
+    DT_RETURN_IF_ERROR(batch.stream().Record(step.made));
+  } else if (!step.streams) {
+    DT_RETURN_IF_ERROR(CopyOut(op, batch, batch.stream()));
+  }
+  if (step.timed) DT_RETURN_IF_ERROR(step.times->Leaves(op, batch.stream()));
+  if (!step.streams) return absl::OkStatus();
   DT_RETURN_IF_ERROR(batch.stream().Record(step.made));
   DT_RETURN_IF_ERROR(copies_->Wait(step.made));
   DT_RETURN_IF_ERROR(CopyOut(op, batch, *copies_));
@@ -280,7 +303,11 @@ absl::StatusOr<const void*> CudaHostCrossing::Arrive(int op, const std::vector<W
   const int64_t row_bytes = int64_t{spec.query_heads} * spec.value_dim * kElement;
   const bool rings = attended_here && !linear && step.ring;
   if (rings) DT_RETURN_IF_ERROR(JoinTimed(parts, op, batch, step));
-  if (attended_here) DT_RETURN_IF_ERROR(step.times->GoesOn(op, batch.stream(), linear));
+  if (step.timed) {  // nothing is attended here
+    DT_RETURN_IF_ERROR(step.times->Attends(op, batch.stream()));
+    DT_RETURN_IF_ERROR(step.times->Attended(op, batch.stream()));
+  }
+  if (attended_here || step.timed) DT_RETURN_IF_ERROR(step.times->GoesOn(op, batch.stream(), linear));
   if (!elsewhere.empty()) {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
                         step.wire->JoinPartials(parts, op, kernels::ContextOf(batch.stream())));
@@ -305,24 +332,28 @@ absl::Status CudaHostCrossing::JoinTimed(const std::vector<WorkerPart>& parts, i
 
 absl::Status CudaHostCrossing::BeforeDraws(CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
-  return step.streams ? step.times->End(batch.stream()) : absl::OkStatus();
+  return step.streams || step.timed ? step.times->End(batch.stream()) : absl::OkStatus();
 }
 
 // A step that draws nothing has not waited for the GPU, which still reads what the next step may give back.
 absl::Status CudaHostCrossing::Ended(MicroBatchId id, StepId, const absl::Status& drawn) {
   Step& step = steps_[id.value()];
   DT_RETURN_IF_ERROR(drawn);
-  if (step.streams) {
-    DT_RETURN_IF_ERROR(step.times->Await());
-    if (step.attends) prompts_->Ended(id);
-  }
+  if (step.streams || step.timed) DT_RETURN_IF_ERROR(step.times->Await());
+  if (step.attends) prompts_->Ended(id);
   step.under_way = false;
   return absl::OkStatus();
 }
 
 std::optional<DenseBackend::GpuTimes> CudaHostCrossing::TimesOf(MicroBatchId id) const {
   const Step& step = steps_[id.value()];
-  return step.streams ? step.times->Sum() : std::nullopt;
+  if (!step.streams && !step.timed) return std::nullopt;
+  std::optional<DenseBackend::GpuTimes> times = step.times->Sum();
+  if (times && step.timed) {  // what passed between two marks was no attention
+    times->waited += times->prompts;
+    times->prompts = times->linear = absl::ZeroDuration();
+  }
+  return times;
 }
 
 }  // namespace dovetail::compute

@@ -20,7 +20,8 @@ namespace dovetail::compute {
 // no step but its own micro-batch's. In a step with prompts that are attended here they are copied by the copy engine,
 // in a stream of its own, while the layers go on. What attention workers give for a prompt's rows is joined on the GPU.
 // The states that linear layers of such prompts leave are copied in the same stream. In other steps a linear op, and
-// one of a step that has more rows than HostStores takes, waits for its copies.
+// one of a step that has more rows than HostStores takes, waits for its copies. Where attention workers attend a step's
+// prompts, marks in its stream say how long its layers took.
 // Errors: kResourceExhausted: no memory for payloads; kFailedPrecondition: rows for other ranks without a prompt
 // scratch; kInternal: the device is lost, or payloads did not arrive.
 // Threads: reactor-owned, as CudaDense.
@@ -71,6 +72,7 @@ class CudaHostCrossing final : public CudaCrossing {
     bool attends = false;                                  // in softmax ops, prompts here
     bool ring = false;                                     // that one, with K and V of earlier ranks
     bool runs_states = false;                              // in linear ops, prompts here
+    bool timed = false;                                    // it does not stream, but has a prompt
     std::vector<kernels::cuda::CudaEvent> copied_of_slot;  // their copies are: by op, modulo the ops that are in flight
     std::vector<kernels::cuda::CudaEvent> given_of_slot;   // likewise: what goes to other ranks is
     std::optional<int> last_op;                            // that left
@@ -81,6 +83,7 @@ class CudaHostCrossing final : public CudaCrossing {
 
   CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device, CudaLane& lane,
                    int micro_batches, CudaPromptAttention* prompts, CudaPromptStates* states, CudaRankRows* rank_rows);
+  absl::Status MakeTimes(Step& step);
   absl::Status BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step);
   void FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const;
   absl::Status JoinTimed(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch, Step& step);

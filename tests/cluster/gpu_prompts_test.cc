@@ -260,7 +260,8 @@ TEST_P(RingsOfSeveralGroups, BeginWhereTheGroupBeforeEnded) {
 
 class OnOneGpu : public GpuPrompts {};
 
-// A step that is too large to be recorded says how long its layers and attention took: the next prompt is predicted.
+// A step that is too large to be recorded says how long its layers and attention took, and so does one whose prompts an
+// attention worker on a CPU attends: the next prompt is predicted.
 TEST_P(OnOneGpu, PromptsTeachTheSchedulerRates) {
   ASSERT_TRUE(Generate(*cluster_, GreedyRequest(Tokens(400, 1), 1)).ok());
   ASSERT_TRUE(Generate(*cluster_, GreedyRequest(Tokens(400, 2), 1)).ok());
@@ -327,7 +328,11 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(All, OnOneGpu,
                          ::testing::Values(Case{"KvThere", "llama", false, 1, PlacementPolicy::kRequest, Scratch::kNone,
-                                                kAsk, 512}),
+                                                kAsk, 512},
+                                           Case{"KvOnACpuAttendedThere", "llama", true, 1, PlacementPolicy::kRequest,
+                                                Scratch::kNone, kAsk, 512},
+                                           Case{"KvOnACpuStoredByKernels", "llama", true, 1, PlacementPolicy::kRequest,
+                                                Scratch::kNone, kAsk, 64}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 constexpr auto kDirect = proto::PrefixExchange::kGatherDirect;
