@@ -4,6 +4,8 @@
 #include <limits>
 #include <vector>
 
+#include "scheduler/core/chunk_budget.h"
+
 namespace dovetail::scheduler {
 namespace {
 
@@ -71,25 +73,9 @@ double ChunkRoom::ShareOf(std::span<const WorkerId> workers) const {
   return ShareFor(claims);
 }
 
-// On one worker that has streams, if so many steps there share the time. A share of the time that prompts need is spent
-// with what steps take longer for any part.
-ChunkTime ChunkRoom::For(WorkerId worker, double share, int steps, bool with_streams) const {
-  const StreamPace& pace = pool_.pace();
-  const double itl_s = pace.Of(worker), step_s = with_streams ? pace.StepSeconds(worker) : 0;
-  const auto bear_s = [&](double of_share) {
-    return ChunkSeconds(options_.prefill_itl_budget, itl_s, of_share) / std::max(1, steps);
-  };
-  ChunkTime time{.bear_s = bear_s(share), .step_s = step_s};
-  const double part_s = PartSeconds(time.bear_s, step_s);
-  if (step_s > 0 && part_s > 0) time.bear_s = bear_s(share * (part_s + step_s) / part_s);
-  time.parts_s = PartSeconds(time.bear_s, step_s) + (with_streams ? pace.Hidden(worker) : 0);
-  return time;
-}
-
-ChunkTime ChunkRoom::For(std::span<const WorkerId> workers, bool on_plane, bool with_streams) const {
-  constexpr double kNoBound = std::numeric_limits<double>::infinity();
-  ChunkTime least{.parts_s = kNoBound, .bear_s = kNoBound};
-  if (!options_.prefill_itl_budget.on() || !options_.enable_chunked_prefill) return least;
+double ChunkRoom::For(std::span<const WorkerId> workers, bool on_plane, bool with_streams) const {
+  double room_s = std::numeric_limits<double>::infinity();
+  if (!options_.prefill_itl_budget.on() || !options_.enable_chunked_prefill) return room_s;
   const std::span<const WorkerId> waiting = on_plane ? std::span<const WorkerId>(pool_.workers()) : workers;
   int steps = 0;
   for (const WorkerId worker : waiting)
@@ -97,10 +83,10 @@ ChunkTime ChunkRoom::For(std::span<const WorkerId> workers, bool on_plane, bool 
   const double share = options_.prefill_itl_budget.automatic ? ShareOf(workers) : 0;
   for (const WorkerId worker : waiting) {
     if (!HasStreams(worker)) continue;
-    const ChunkTime time = For(worker, share, steps, with_streams);
-    if (time.parts_s < least.parts_s) least = time;
+    const double added_s = ChunkSeconds(options_.prefill_itl_budget, pool_.pace().Of(worker), share);
+    room_s = std::min(room_s, added_s / std::max(1, steps) + (with_streams ? pool_.pace().Hidden(worker) : 0));
   }
-  return least;
+  return room_s;
 }
 
 }  // namespace dovetail::scheduler

@@ -1,7 +1,6 @@
 #pragma once
 #include <span>
 
-#include "scheduler/core/chunk_budget.h"
 #include "scheduler/core/compute_pool.h"
 #include "scheduler/core/micro_batches.h"
 #include "scheduler/core/scheduler.h"
@@ -18,12 +17,11 @@ class ChunkRoom {
   ChunkRoom(const SchedulerOptions& options, const ComputePool& pool, const MicroBatches& batches, const Turn& turn)
       : options_(options), pool_(pool), batches_(batches), turn_(turn) {}
 
-  // How long it may take on these compute workers, together; parts_s is infinity: no stream waits for it, or there is
-  // no budget. A prompt whose rates are known and that has no time of its own yet gets one (Sequence::prefill_due).
+  // Seconds that it may take on these compute workers, together; infinity: no stream waits for it, or there is no
+  // budget. A prompt whose rates are known and that has no time of its own yet gets one (Sequence::prefill_due).
   //   on_plane:     attention workers need most of that time, for which streams of all compute workers wait
-  //   with_streams: it is in a step with them, of which it has what hides, and for which they wait longer since it has
-  //                 a prompt (StreamPace)
-  ChunkTime For(std::span<const WorkerId> workers, bool on_plane, bool with_streams) const;
+  //   with_streams: it is in a step with them, of which it has what hides (StreamPace)
+  double For(std::span<const WorkerId> workers, bool on_plane, bool with_streams) const;
 
   // Time between two tokens of this worker's streams without prompts, in seconds; 0: it has none, or that is not known.
   double StreamSeconds(WorkerId worker) const;
@@ -32,7 +30,6 @@ class ChunkRoom {
   bool HasStreams(WorkerId worker) const;
   int PromptsIn(WorkerId worker) const;
   double ShareOf(std::span<const WorkerId> workers) const;
-  ChunkTime For(WorkerId worker, double share, int steps, bool with_streams) const;
   template <typename Visit>
   void ForEachMember(WorkerId worker, Visit visit) const;
 

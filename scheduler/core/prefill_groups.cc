@@ -79,8 +79,7 @@ PrefillChoice PrefillGroups::Choose(PromptToPlan prompt, const std::vector<FreeR
   std::vector<WorkerId> workers;
   for (const FreeRank& rank : free) workers.push_back(rank.worker);
   const PrefillBound bound = choice.forecast.bound;
-  const double room_s =
-      room_.For(workers, bound == PrefillBound::kPlane || bound == PrefillBound::kLink, false).parts_s;
+  const double room_s = room_.For(workers, bound == PrefillBound::kPlane || bound == PrefillBound::kLink, false);
   if (choice.forecast.predicted_s <= room_s && choice.forecast.predicted_s > 0) return choice;
   if (room_s == std::numeric_limits<double>::infinity()) return choice;
   shortened = true;

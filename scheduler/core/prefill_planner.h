@@ -106,8 +106,6 @@ class PrefillPlanner {
   void LearnTime(const PrefillForecast& measured);
   // The same, of parts of several prompts in one step: it is nothing to report.
   void LearnCorrection(int ranks, const proto::PrefillWay& by, double predicted_s, double measured_s);
-  // How many times longer than rates say a part of a prompt takes on one compute worker: it is in predictions.
-  double CorrectionFor(const proto::PrefillWay& by) const { return CorrectionOf({1, by}); }
   void ForgetComputeWorker(WorkerId worker);
   void ForgetAttentionWorker(WorkerId worker) { plane_.erase(worker); }
 

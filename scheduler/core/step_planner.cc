@@ -224,7 +224,6 @@ Position StepPlanner::Shortened(const Sequence& sequence, Position most) {
       std::max(planned, ChunkTokens(limits, [&](Position tokens) { return SecondsOf(sequence, tokens); }));
   if (all < planned + most && (most_s > limits.seconds || most_s == 0)) chunks_.shortened = true;
   const double used_s = SecondsOf(sequence, all) - planned_s;
-  chunks_.used_s += used_s;
   chunks_.room_s = std::max(0.0, chunks_.room_s - used_s);
   chunks_.part_s = std::max(0.0, chunks_.part_s - used_s);
   return all - planned;
@@ -239,17 +238,7 @@ void StepPlanner::ChoosePrefills(MicroBatch& batch, int& budget) {
   }
   if (scratch_.empty() || budget == 0) return;
   const WorkerId worker = writer_.compute_worker();
-  const bool beside_streams = !chosen_.empty();
-  if (!options_.prefill_itl_budget.on()) return SharePrefills(budget);
-  const ChunkTime time = room_.For({&worker, 1}, IsOnPlane(*scratch_.front()), true);
-  if (beside_streams && !pool_.pace().TakesPrompts(worker, time)) return;
-  chunks_.room_s = time.parts_s;
-  SharePrefills(budget);
-  if (beside_streams && chunks_.any) pool_.pace().TookPrompts(worker, time, chunks_.used_s);
-}
-
-// Among the prompts in scratch_.
-void StepPlanner::SharePrefills(int& budget) {
+  if (options_.prefill_itl_budget.on()) chunks_.room_s = room_.For({&worker, 1}, IsOnPlane(*scratch_.front()), true);
   // By tenant, the least served first; the oldest first within one, as members are.
   std::stable_sort(scratch_.begin(), scratch_.end(), [](const Sequence* a, const Sequence* b) {
     const Tenant& x = *a->request->tenant;

@@ -20,8 +20,9 @@ namespace dovetail::scheduler {
 class StepPlanner {
  public:
   // All outlive this.
-  StepPlanner(const SchedulerOptions& options, ComputePool& pool, MicroBatches& batches, const KvAccounts& accounts,
-              const ChunkRoom& room, StepWriter& writer, PrefillGroups& groups, Growth& growth, Turn& turn)
+  StepPlanner(const SchedulerOptions& options, const ComputePool& pool, MicroBatches& batches,
+              const KvAccounts& accounts, const ChunkRoom& room, StepWriter& writer, PrefillGroups& groups,
+              Growth& growth, Turn& turn)
       : options_(options),
         pool_(pool),
         batches_(batches),
@@ -43,7 +44,6 @@ class StepPlanner {
   struct Chunks {
     double room_s = 0;  // of what is left, by --prefill-itl-budget; infinity: there is no bound
     double part_s = 0;  // of that, for the tenant at hand
-    double used_s = 0;  // that the parts so far are predicted to take
     bool any = false;   // one has a part
     bool shortened = false;
   };
@@ -55,7 +55,6 @@ class StepPlanner {
   bool LongestWaitsForRoom(const MicroBatch& batch) const;
   void ChooseDecodes(MicroBatch& batch, bool ahead, int& budget);
   void ChoosePrefills(MicroBatch& batch, int& budget);
-  void SharePrefills(int& budget);
   void GivePrefill(Sequence& sequence, int most, int& budget);
   Position Shortened(const Sequence& sequence, Position most);
   double SecondsOf(const Sequence& sequence, Position tokens) const;
@@ -64,7 +63,7 @@ class StepPlanner {
   PrefillForecast ForecastOf(Sequence& sequence, Position ctx_len, WorkerId compute_worker) const;
 
   const SchedulerOptions& options_;
-  ComputePool& pool_;
+  const ComputePool& pool_;
   MicroBatches& batches_;
   const KvAccounts& accounts_;
   const ChunkRoom& room_;

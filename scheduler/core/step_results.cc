@@ -112,18 +112,14 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
 
 // What the step's prompts took, of the time since it was sent or, if that was later, since the last one of the same
 // sequences ended: what is more than streams take without prompts, of which prompts that were read together have their
-// shares, and without what a step takes longer for any prompt. As much as streams take may hide behind that, so a
-// prediction that is longer by less is right (StreamPace).
+// shares. As much as streams take may hide behind that, so a prediction that is longer by less is right (StreamPace).
 double StepResults::PromptSeconds(const MicroBatch& batch, double took_s) {
   const ChunkForecast& chunk = batch.chunk;
   if (chunk.streams_s <= 0) return took_s;
   double added_s = std::max(0.0, took_s - chunk.streams_s);
   if (chunk.predicted_s > 0) added_s *= chunk.predicted_s / (chunk.predicted_s + chunk.others_s);
-  StreamPace& pace = pool_.pace();
-  const double correction = pool_.planner().CorrectionFor(chunk.by);
-  pace.NoteAdded(batch.compute_worker, chunk.predicted_s, added_s, correction);
-  const double prompts_s = added_s - pace.Unexplained(batch.compute_worker, chunk.predicted_s, added_s);
-  return std::clamp(chunk.predicted_s, prompts_s, prompts_s + chunk.streams_s);
+  pool_.pace().NoteAdded(batch.compute_worker, chunk.predicted_s, added_s);
+  return std::clamp(chunk.predicted_s, added_s, added_s + chunk.streams_s);
 }
 
 void StepResults::LearnPace(const MicroBatch& batch, double took_s) {

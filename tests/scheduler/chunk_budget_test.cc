@@ -103,60 +103,6 @@ TEST(StreamPace, KnowsWhatHidesBehindAStepThatWaitsForMemory) {
   EXPECT_LT(pace.Hidden(WorkerId(1)), 1e-6);
 }
 
-TEST(PartSeconds, AreWhatTheFixedCostLeavesAndAtLeastHalfOfIt) {
-  EXPECT_DOUBLE_EQ(PartSeconds(0.004, 0), 0.004);
-  EXPECT_NEAR(PartSeconds(0.004, 0.001), 0.003, 1e-12);
-  EXPECT_NEAR(PartSeconds(0.004, 0.003), 0.0015, 1e-12);
-  EXPECT_NEAR(PartSeconds(0.004, 0.014), 0.007, 1e-12);
-  EXPECT_EQ(PartSeconds(std::numeric_limits<double>::infinity(), 0.014), std::numeric_limits<double>::infinity());
-}
-
-// 3 ms for any prompt, and 1.5 times what is predicted.
-TEST(StreamPace, KnowsWhatAStepTakesForAnyPromptAndHowFarPredictionsAreOff) {
-  StreamPace pace;
-  pace.Note(WorkerId(1), 0.010);
-  const auto note = [&](double seconds) { pace.NoteAdded(WorkerId(1), seconds, 0.003 + 1.5 * seconds); };
-  EXPECT_EQ(pace.StepSeconds(WorkerId(1)), 0);
-  EXPECT_NEAR(pace.Unexplained(WorkerId(1), 0.001, 0.0045), 0.0035, 1e-12) << "not yet known: all of it";
-  for (int i = 0; i < 3; ++i) note(0.001);
-  EXPECT_NEAR(pace.StepSeconds(WorkerId(1)), 0.0035, 1e-12) << "prompts of one length say nothing about a rate";
-  for (int i = 0; i < 4; ++i) note(0.002 + 0.001 * i);
-  EXPECT_NEAR(pace.StepSeconds(WorkerId(1)), 0.003, 1e-12);
-  EXPECT_NEAR(pace.Unexplained(WorkerId(1), 0.004, 0.009), 0.003, 1e-12);
-  pace.NoteAdded(WorkerId(1), 0.002, 0.200);
-  EXPECT_NEAR(pace.StepSeconds(WorkerId(1)), 0.003, 5e-4) << "one that something disturbed";
-  for (int i = 0; i < 20; ++i) pace.NoteAdded(WorkerId(1), 0.002 + 0.001 * (i % 5), 0.0001 * (i % 5));
-  EXPECT_EQ(pace.StepSeconds(WorkerId(1)), 0) << "what hides is no cost";
-}
-
-// The correction that a prediction has in it does not count as a rate that has changed.
-TEST(StreamPace, FixedCostsDoNotFollowCorrections) {
-  StreamPace pace;
-  pace.Note(WorkerId(1), 0.010);
-  for (int i = 0; i < 8; ++i) {
-    const double uncorrected_s = 0.001 * (1 + i % 4), correction = i < 4 ? 1 : 2;
-    pace.NoteAdded(WorkerId(1), uncorrected_s * correction, 0.005 + 2 * uncorrected_s, correction);
-  }
-  EXPECT_NEAR(pace.StepSeconds(WorkerId(1)), 0.005, 1e-12);
-}
-
-TEST(StreamPace, StepsWithPromptsArePaidBackWhereTheirFixedCostIsMoreThanStreamsBear) {
-  StreamPace pace;
-  const WorkerId worker(1);
-  pace.Note(worker, 0.010);
-  const auto skipped = [&](const ChunkTime& time, double prompts_s) {
-    EXPECT_TRUE(pace.TakesPrompts(worker, time));
-    pace.TookPrompts(worker, time, prompts_s);
-    int steps = 0;
-    while (!pace.TakesPrompts(worker, time)) ++steps;
-    return steps;
-  };
-  EXPECT_EQ(skipped({.parts_s = 0.003, .bear_s = 0.004, .step_s = 0.001}, 0.020), 0) << "streams can bear it";
-  EXPECT_EQ(skipped({.parts_s = 0.007, .bear_s = 0.004, .step_s = 0.014}, 0.007), 5) << "21 ms are 5.25 times 4";
-  EXPECT_EQ(skipped({.parts_s = 0.007, .bear_s = 0.004, .step_s = 0.014}, 0.100), StreamPace::kMostSkipped);
-  EXPECT_EQ(skipped({.parts_s = 0.007, .bear_s = 0, .step_s = 0.014}, 0.007), 0) << "nothing could ever pay it back";
-}
-
 // ---- in the scheduler ----
 
 // A step takes 10 ms and 20 us for each token: by default, prompts may take 4 ms of it, or 200 tokens.
@@ -276,63 +222,6 @@ TEST_F(ItlBudgetTest, ChunksFollowTheWorkersSpeed) {
   while (parts_.size() < 90) ASSERT_TRUE(cluster.RunOne());
   EXPECT_THAT(Tokens().back(), AllOf(Ge(832), Le(998)));
   RunUntilToken(cluster, id);
-}
-
-// Any prompt costs 14 ms, and streams are to bear 4: a chunk has half of 14 ms, 350 tokens, and streams 4 ms on
-// average.
-TEST_F(ItlBudgetTest, WhereAnyPromptCostsMoreThanStreamsBearItsStepsAreFewAndLarge) {
-  ClusterOptions options = Options({.seconds = 0.014});
-  options.step_with_prompt = absl::Milliseconds(14);
-  FakeCluster cluster(options);
-  BeginStreams(cluster, 3);
-  RunUntilToken(cluster, cluster.Submit(Ask(3000, 2, "a", 7)));  // of which it learns
-  const RequestId stream = cluster.Submit(Ask(100, 3000, "a", 8));
-  RunUntilToken(cluster, stream);
-  for (int i = 0; i < 200; ++i) ASSERT_TRUE(cluster.RunOne());
-  Watch(cluster);
-  const absl::Time begun = cluster.now();
-  const size_t before = cluster.stream(stream).tokens.size();
-  const RequestId id = cluster.Submit(Ask(9000, 2, "a", 9));
-  RunUntilToken(cluster, id);
-  const std::vector<Position> tokens = Tokens();
-  EXPECT_THAT(std::vector(tokens.begin(), tokens.end() - 1), Each(AllOf(Ge(256), Le(384))));
-  const double seconds = absl::ToDoubleSeconds(cluster.now() - begun);
-  const auto gaps = static_cast<double>(cluster.stream(stream).tokens.size() - before);
-  EXPECT_LE(seconds / gaps, 0.0145) << "10 ms, and 4 more";
-  EXPECT_GE(seconds / gaps, 0.0130) << "what streams can bear goes to prompts";
-  // The least chunk in each step would take 141 steps of 25 ms.
-  EXPECT_LE(seconds, 2.3);
-}
-
-// The same with the default budget: a prompt keeps to 8 times its 180 ms alone, and streams bear as much as that takes.
-TEST_F(ItlBudgetTest, WhatStepsTakeForAnyPromptIsPartOfTheTimeThatPromptsNeed) {
-  ClusterOptions options = Options();
-  options.step_with_prompt = absl::Milliseconds(14);
-  FakeCluster cluster(options);
-  BeginStreams(cluster, 3);
-  RunUntilToken(cluster, cluster.Submit(Ask(3000, 2, "a", 7)));
-  const RequestId stream = cluster.Submit(Ask(100, 3000, "a", 8));
-  RunUntilToken(cluster, stream);
-  const absl::Time begun = cluster.now();
-  const size_t before = cluster.stream(stream).tokens.size();
-  RunUntilToken(cluster, cluster.Submit(Ask(9000, 2, "a", 9)));
-  const double seconds = absl::ToDoubleSeconds(cluster.now() - begun);
-  EXPECT_LE(seconds, 8.5 * 0.18);
-  EXPECT_LE(seconds / static_cast<double>(cluster.stream(stream).tokens.size() - before), 0.0175);
-}
-
-// 2 ms leave 2 of 4 for the chunk: 100 tokens.
-TEST_F(ItlBudgetTest, AFixedCostThatStreamsBearIsTakenFromTheChunk) {
-  ClusterOptions options = Options({.seconds = 0.014});
-  options.step_with_prompt = absl::Milliseconds(2);
-  FakeCluster cluster(options);
-  BeginStreams(cluster, 3);
-  RunUntilToken(cluster, cluster.Submit(Ask(3000, 2, "a", 7)));
-  Watch(cluster);
-  RunUntilToken(cluster, cluster.Submit(Ask(6000, 2, "a", 9)));
-  const std::vector<Position> tokens = Tokens();
-  EXPECT_THAT(std::vector(tokens.begin() + 4, tokens.end() - 1), Each(64));
-  for (size_t i = 0; i < parts_.size(); ++i) EXPECT_EQ(parts_[i].others, 3u);
 }
 
 TEST_F(ItlBudgetTest, BeforeRatesAreKnownAChunkIsSmall) {

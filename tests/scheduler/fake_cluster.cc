@@ -365,9 +365,7 @@ void FakeCluster::Do(const RunStep& asked) {
   last_result_ = result;
   absl::Time begins = now_;
   if (options_.scheduler.run_ahead) begins = std::max(begins, last_end_);
-  const bool has_prompt = std::any_of(plan.entries.begin(), plan.entries.end(),
-                                      [](const proto::StepEntry& entry) { return entry.tokens.size() > 1; });
-  last_end_ = begins + options_.step_base + takes + (has_prompt ? options_.step_with_prompt : absl::ZeroDuration());
+  last_end_ = begins + options_.step_base + takes;
   if (results_to_lose_ > 0 || (steps > last_lost_result_ + 40 && Chance(options_.unanswered))) {
     results_to_lose_ = std::max(0, results_to_lose_ - 1);
     last_lost_result_ = steps;

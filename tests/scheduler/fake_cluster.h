@@ -28,7 +28,6 @@ struct ClusterOptions {
   int compute_workers = 1;
   absl::Duration step_base = absl::Milliseconds(1);
   absl::Duration step_per_token = absl::Microseconds(10);
-  absl::Duration step_with_prompt = absl::ZeroDuration();  // what a step takes besides if an entry has many tokens
   absl::Duration answer_delay_most = absl::ZeroDuration();
   double out_of_memory = 0;  // probability of a step
   double damage = 0;         // probability of a step: some of its sequences are damaged on one of their workers
