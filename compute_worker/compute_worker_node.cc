@@ -322,7 +322,9 @@ absl::Status ComputeWorkerNode::AttendForRanks(const char* what, const Attend& a
   DT_RETURN_IF_ERROR((dense_.get()->*run)(core_, attend));
   Note(what, attend.micro_batch, attend.op, begun);
   Timer& timer = timers_[attend.micro_batch.value()];
+  const absl::Duration before = timer.prompts;
   Worked(timer.prompts, timer, begun);
+  if (core_.table().linear(core_.table().op_group[attend.op]) != nullptr) timer.linear += timer.prompts - before;
   core_.Handle(DenseDone{attend.micro_batch}, actions_);
   return absl::OkStatus();
 }

@@ -21,11 +21,14 @@ inline constexpr FrameType kRankAttended{30};
 // Tensor: of a head switch (head_switch.h), for the sender's n tokens, what a rank needs of a softmax op that attends
 // to `kv` KV heads of all tokens: [n, kv x group, key_dim] queries, then K and V [n, kv, key_dim], [n, kv, value_dim],
 // wire dtype. Rank 0's K and V begin with those of earlier tokens of the segment in which the group begins.
+// Of a linear op (linear_switch.h): gates [n, heads, gates], f32, then q, k and v, and from rank 0 each head's states
+// before the group.
 // With pass-q (pass_q.h), from a later rank to an earlier one: the queries of its first n tokens alone, with all heads.
 inline constexpr FrameType kRankHeads{31};
 // Tensor: what the sender's attention gave for the receiver's n tokens and the sender's KV heads: o [n, heads,
 // value_dim], wire dtype, with all heads that read those KV heads. Where attention workers attend to earlier tokens,
 // f32: o [nodes, heads, value_dim], then m and l [nodes, heads, 2], of the subtrees that each token sees (SubtreesOf).
+// Of a linear op: o, and then each head's states that the n tokens leave.
 // With pass-q such partials of the sender's tokens, for the queries that came and all heads.
 inline constexpr FrameType kRankOutputs{23};
 inline constexpr FrameType kRankTaken{42};  // message without payload: the tensor has been copied

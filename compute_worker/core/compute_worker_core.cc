@@ -293,6 +293,11 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
         AskForRows(batch, stage.index, actions);
         break;
       case StageKind::kAttendPrompts:
+        if (SwitchesStates(batch.plan) && table_.linear(table_.op_group[stage.index]) != nullptr) {
+          BeginSwitch(batch, stage.index, actions);
+          if (AttendsNextHeads(batch, actions) || !SwitchIsDone(batch)) return;
+          break;
+        }
         if (!AttendsHere(batch, stage.index)) break;
         if (AwaitsWhatItAttends(batch, stage.index)) return;
         batch.dense_in_flight = true;
@@ -306,12 +311,7 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
           return;
         }
         SendHeads(batch, actions);
-        if (const int rank = HeadsToAttend(batch); rank >= 0) {
-          batch.heads.attending = rank;
-          batch.dense_in_flight = true;
-          actions.push_back(AttendHeads{id, stage.index, rank});
-          return;
-        }
+        if (AttendsNextHeads(batch, actions)) return;
         if (!MayGoOn(batch)) return;
         break;
     }

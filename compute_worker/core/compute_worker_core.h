@@ -314,6 +314,7 @@ struct StateEntry {
   bool held = false;             // the state before the step is in the slot; else it comes with the op's first answer
   bool chained = false;          // or from the rank before (RankState)
   bool passed_on = false;        // the state after the step goes to the next rank
+  bool switched = false;         // each rank runs some heads over all tokens of the group (AttendHeads)
   int slot = StateSlots::kNone;  // where the state after the step is kept for the next part of the prompt
 };
 
@@ -529,12 +530,17 @@ class ComputeWorkerCore {
   bool RingIsDone(const MicroBatch& batch) const;
   static bool TakeFromRing(MicroBatch& batch, const RankAttended& event);
   static bool Switches(const proto::StepPlan& plan);
+  static bool SwitchesStates(const proto::StepPlan& plan);
+  bool Switches(const proto::StepPlan& plan, int op) const;
+  bool AwaitsStates(const MicroBatch& batch, int op) const;
+  int64_t HeadsBytesFrom(const proto::StepPlan& plan, int op, int rank) const;
   static proto::SwitchRank SwitchRankOf(const proto::StepPlan& plan);
   static PromptEntry BeginPromptOfSwitch(const proto::StepPlan& plan);
   bool FitsSwitch(const proto::StepPlan& plan, int op, int rank, size_t bytes) const;
   void BeginSwitch(MicroBatch& batch, int op, std::vector<Action>& actions);
   void SendHeads(MicroBatch& batch, std::vector<Action>& actions);
   int HeadsToAttend(const MicroBatch& batch) const;
+  bool AttendsNextHeads(MicroBatch& batch, std::vector<Action>& actions) const;
   void AttendedHeads(MicroBatch& batch, int rank, std::vector<Action>& actions);
   bool SwitchIsDone(const MicroBatch& batch) const;
   int64_t SwitchBytesOf(const MicroBatch& batch) const;

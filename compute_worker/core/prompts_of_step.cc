@@ -21,7 +21,8 @@ proto::EntryExchange ComputeWorkerCore::ExchangeOf(const MicroBatch& batch, int 
   }
   for (const StateEntry& state : batch.states) {
     if (state.entry != index) continue;
-    const bool asks = !state.held && !state.chained && batch.plan.entries[index].ctx_len > 0;
+    const bool has = state.held || state.chained || (state.switched && batch.plan.part.rank > 0);
+    const bool asks = !has && batch.plan.entries[index].ctx_len > 0;
     exchange.states = asks ? proto::StateExchange::kFetch : proto::StateExchange::kLeave;
   }
   return exchange;
@@ -135,6 +136,7 @@ void ComputeWorkerCore::BeginStates(MicroBatch& batch) {
     state.entry = static_cast<int>(e);
     state.chained = chained && batch.plan.part.rank > 0;
     state.passed_on = chained && batch.plan.part.rank + 1 < batch.plan.part.ranks;
+    state.switched = SwitchesStates(batch.plan);
     if (!in_group) {
       state.held = state_slots_.Find(entry.sequence, entry.ctx_len) != StateSlots::kNone;
       if (state.held || !entry.sample) state.slot = state_slots_.Begin(entry.sequence);
@@ -164,7 +166,8 @@ void ComputeWorkerCore::EndPrompts(MicroBatch& batch, bool went_well) {
 // to itself: it may wait for a later one, which waits for these.
 bool ComputeWorkerCore::MayHoldKeyValues(const MicroBatch& batch) const {
   if (!options_.hand_over_at_end || (batch.prompts.empty() && batch.states.empty())) return false;
-  if ((Switches(batch.plan) || AsksRanks(batch.plan)) && !batch.states.empty()) return false;
+  const bool waits = Switches(batch.plan) || SwitchesStates(batch.plan) || AsksRanks(batch.plan);
+  if (waits && !batch.states.empty()) return false;
   return std::all_of(batch.parts.begin(), batch.parts.end(), [](const WorkerPart& part) {
     return std::all_of(part.layouts.begin(), part.layouts.end(), [](const proto::StepLayout& layout) {
       return !layout.asks() && !(layout.with_states && layout.partial_bytes > 0);
@@ -200,9 +203,7 @@ bool ComputeWorkerCore::AwaitsWhatItAttends(const MicroBatch& batch, int op) con
   const bool ring = Rings(batch.plan) && batch.plan.part.rank > 0;  // what is gathered goes with rank 0's
   if (table_.linear(table_.op_group[op]) == nullptr)
     return !ring && Gathers(batch, op) && (batch.awaiting > 0 || AwaitsPieces(batch, op));
-  const uint16_t group = table_.op_group[op].value();
-  return std::any_of(batch.parts.begin(), batch.parts.end(),
-                     [&](const WorkerPart& part) { return part.awaited && part.layouts[group].before_bytes > 0; });
+  return AwaitsStates(batch, op);
 }
 
 // Of the answer that is awaited: the states before the op until they are there, then what attention gave.

@@ -7,6 +7,7 @@
 
 #include "compute_worker/core/compute_worker_core.h"
 #include "proto/head_switch.h"
+#include "proto/linear_switch.h"
 #include "proto/prefix_traffic.h"
 
 namespace dovetail::compute {
@@ -37,9 +38,14 @@ absl::Status ComputeWorkerCore::CheckExchange(const StepPlan& plan, const StepEn
     return InvalidArgument("sequence ", entry.sequence.value(),
                            ": this worker passes on no K and V of other ranks (ring); take gather-direct");
   const bool switches = entry.exchange == proto::PrefixExchange::kSwitch && options_.rank_switch;
-  if (const int most = proto::MostSwitchRanks(table_); switches && plan.part.ranks > most)
+  if (const int most = proto::MostSwitchRanks(table_); switches && most > 0 && plan.part.ranks > most)
     return InvalidArgument("sequence ", entry.sequence.value(), ": ", plan.part.ranks, " ranks divide ", most,
                            " KV heads among each other (switch); take at most ", most, " ranks, or gather-direct");
+  const bool switched = entry.linear_exchange == proto::LinearExchange::kSwitch && switches && options_.linear_prompts;
+  if (const int most = proto::MostLinearSwitchRanks(table_); switched && plan.part.ranks > most)
+    return InvalidArgument("sequence ", entry.sequence.value(), ": ", plan.part.ranks, " ranks divide ", most,
+                           " heads of linear layers among each other (switch); take at most ", most,
+                           " ranks, or chain");
   const bool asks = entry.exchange == proto::PrefixExchange::kPassQ;
   if (asks && !options_.rank_queries)
     return InvalidArgument("sequence ", entry.sequence.value(),
@@ -47,7 +53,7 @@ absl::Status ComputeWorkerCore::CheckExchange(const StepPlan& plan, const StepEn
                            "gather-direct");
   for (const auto& [missing, name] :
        {std::pair(IsBetweenRanks(entry.exchange) && !gathers && !switches && !asks, NameOf(entry.exchange)),
-        std::pair(IsBetweenRanks(entry.linear_exchange) && !chained, NameOf(entry.linear_exchange))})
+        std::pair(IsBetweenRanks(entry.linear_exchange) && !chained && !switched, NameOf(entry.linear_exchange))})
     if (missing)
       return InvalidArgument("sequence ", entry.sequence.value(), ": this worker has no exchange by ", name,
                              " with other compute workers");
@@ -131,7 +137,14 @@ void ComputeWorkerCore::BeginRanks(MicroBatch& batch, std::vector<Action>& actio
   batch.unattended.resize(static_cast<size_t>(plan.part.ranks));
   inbox_.Begin(plan.micro_batch, plan.step);
   for (const auto& [op, rank] : inbox_.kept(plan.micro_batch)) {
-    if (table_.linear(table_.op_group[op]) != nullptr) continue;
+    if (table_.linear(table_.op_group[op]) != nullptr) {
+      const auto bytes = static_cast<int64_t>(inbox_.Find(plan.micro_batch, op, rank).size());
+      const bool state = !SwitchesStates(plan) && rank == kChainRank && bytes == RankStateBytes(op);
+      if (state || FitsSwitch(plan, op, rank, static_cast<size_t>(bytes))) continue;
+      inbox_.Forget(plan.micro_batch, op, rank);
+      ++counters_.dropped_frames;
+      continue;
+    }
     if (IsOfLaterRank(batch, plan.step, rank)) {
       RankTensor rows = inbox_.Share(plan.micro_batch, op, rank);
       inbox_.Forget(plan.micro_batch, op, rank);
@@ -206,8 +219,10 @@ void ComputeWorkerCore::GoOnWithRanks(MicroBatch& batch, int op, std::vector<Act
 // It may come before the plan of its step, which then begins with it.
 void ComputeWorkerCore::On(RankStateArrived event, std::vector<Action>& actions) {
   const MicroBatchId id = event.micro_batch;
+  const MicroBatch* const begun = Running(id, event.step);
   const bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.state.empty() &&
-                    static_cast<int64_t>(event.state.size()) == RankStateBytes(event.op);
+                    static_cast<int64_t>(event.state.size()) == RankStateBytes(event.op) &&
+                    (begun == nullptr || !SwitchesStates(begun->plan));
   if (!fits || !inbox_.Put(id, event.step, event.op, kChainRank, std::move(event.state))) {
     ++counters_.dropped_frames;
     return;

@@ -45,6 +45,7 @@ DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::Atten
       prompts_(device, table, micro_batches, storage),
       states_(device, table, micro_batches),
       heads_of_ranks_(device, table, micro_batches, storage),
+      states_of_ranks_(device, table, micro_batches),
       queries_of_ranks_(device, table, micro_batches, storage),
       micro_batches_(micro_batches),
       widths_(WidthsOf(model)) {
@@ -82,6 +83,7 @@ absl::Status DenseExecutor::PrepareStep(const ComputeWorkerCore& core, MicroBatc
   DT_RETURN_IF_ERROR(prompts_.Prepare(core, id, stream_->pool().threads(), *batch.wire));
   DT_RETURN_IF_ERROR(heads_of_ranks_.Prepare(core, id, stream_->pool().threads(), *batch.wire));
   DT_RETURN_IF_ERROR(queries_of_ranks_.Prepare(core, id, stream_->pool().threads(), *batch.wire));
+  DT_RETURN_IF_ERROR(states_of_ranks_.Prepare(core, id));
   DT_RETURN_IF_ERROR(states_.Prepare(core, id));
   const int64_t rows = batch.wire->rows();
   const size_t stream_bytes = rows * model_.config().hidden_size * sizeof(float);

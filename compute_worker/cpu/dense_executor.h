@@ -13,6 +13,7 @@
 #include "compute_worker/cpu/prompt_attention.h"
 #include "compute_worker/cpu/prompt_states.h"
 #include "compute_worker/cpu/switch_attention.h"
+#include "compute_worker/cpu/switch_states.h"
 #include "compute_worker/rope_runs.h"
 #include "compute_worker/step_wire.h"
 #include "kernels/device.h"
@@ -57,13 +58,19 @@ class DenseExecutor {
   // Of a head switch: DenseBackend's functions of these names.
   std::vector<std::byte> RankHeads(const ComputeWorkerCore& core, MicroBatchId id, int op,
                                    const proto::HeadRange& heads) {
+    if (core.table().linear(core.table().op_group[op]) != nullptr)
+      return states_of_ranks_.Pack(core, id, op, heads, wire(id));
     return heads_of_ranks_.Pack(core, id, op, heads, wire(id));
   }
   absl::Status AttendRankHeads(const ComputeWorkerCore& core, const AttendHeads& attend) {
+    if (core.table().linear(core.table().op_group[attend.op]) != nullptr)
+      return states_of_ranks_.Run(core, attend, wire(attend.micro_batch), context_);
     return heads_of_ranks_.Attend(core, attend, wire(attend.micro_batch), *stream_);
   }
   void PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) {
     StepWire& rows = wire(place.micro_batch);
+    if (core.table().linear(core.table().op_group[place.op]) != nullptr)
+      return states_of_ranks_.Place(core, place, rows);
     if (core.PromptsOf(place.micro_batch)[0].asks_ranks) return queries_of_ranks_.Place(core, place, rows);
     heads_of_ranks_.Place(core, place, rows);
   }
@@ -75,6 +82,7 @@ class DenseExecutor {
     return queries_of_ranks_.Answer(core, attend, *stream_);
   }
   std::vector<std::byte> TakeRankOutputs(const ComputeWorkerCore& core, MicroBatchId id) {
+    if (std::vector<std::byte> outputs = states_of_ranks_.TakeOutputs(id); !outputs.empty()) return outputs;
     const bool asks = core.PlanOf(id).entries[0].exchange == proto::PrefixExchange::kPassQ;  // it may have ended
     return asks ? queries_of_ranks_.TakeOutputs(id) : heads_of_ranks_.TakeOutputs(id);
   }
@@ -163,6 +171,7 @@ class DenseExecutor {
   PromptAttention prompts_;
   PromptStates states_;
   SwitchAttention heads_of_ranks_;
+  SwitchStates states_of_ranks_;
   PassQAttention queries_of_ranks_;
   std::vector<MicroBatch> micro_batches_;
   RopeCache<model::RopeTable> rope_cache_;

@@ -114,7 +114,7 @@ absl::Status PromptStates::GrowSlots(const ComputeWorkerCore& core, MicroBatchId
 
 absl::Status PromptStates::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
   const std::vector<StateEntry>& states = core.StatesOf(id);
-  if (states.empty()) return absl::OkStatus();
+  if (states.empty() || states[0].switched) return absl::OkStatus();  // SwitchStates runs these
   runs_.reserve(states.size());
   DT_RETURN_IF_ERROR(GrowSlots(core, id));
   for (int g = 0; g < table_.group_count(); ++g) {

@@ -5,6 +5,7 @@
 
 #include "base/segment_tree.h"
 #include "proto/head_switch.h"
+#include "proto/linear_switch.h"
 #include "proto/pass_q.h"
 #include "proto/placement.h"
 #include "proto/state_blocks.h"
@@ -211,7 +212,15 @@ void AddLinear(const PromptStep& step, const proto::SoftmaxSpec& spec, int ops, 
   if (!step.states) return;
   int64_t bytes = BytesOf(proto::StatesLeft(step.ctx_len, step.ctx_len + step.tokens), spec);
   const int64_t before = step.holds_state ? 0 : BytesOf(proto::StatesBefore(step.ctx_len), spec);
-  if (!step.chained) bytes += before;
+  const bool from_rank_0 = step.switched && step.rank > 0;
+  if (!step.chained && !from_rank_0) bytes += before;
+  if (step.switched)
+    work.traffic.switch_bytes +=
+        ops * proto::LinearSwitchBytesTo(spec, {.base = step.base,
+                                                .end = step.group_end,
+                                                .tokens = {step.ctx_len, step.ctx_len + step.tokens},
+                                                .rank = step.rank,
+                                                .ranks = step.ranks});
   work.traffic.state_bytes += int64_t{ops} * spec.kv_heads * bytes;
   if (step.chained) work.traffic.chain_bytes += int64_t{ops} * spec.kv_heads * before;
 }

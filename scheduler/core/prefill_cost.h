@@ -38,6 +38,7 @@ struct PromptStep {
   bool states = true;                    // linear layers run on the compute worker
   bool holds_state = false;              // and the state before the step is there
   bool chained = false;                  // or comes from the rank before
+  bool switched = false;                 // ranks exchange tokens of linear layers for heads; of a group with a switch
 };
 
 // What it makes of it. All layers together.

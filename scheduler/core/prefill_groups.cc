@@ -142,7 +142,8 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
     run.slots.push_back(slots[r]);
   }
   run.direct = IsBetweenRanks(way);
-  run.barrier = way.softmax == proto::PrefixExchange::kSwitch || way.softmax == proto::PrefixExchange::kPassQ;
+  run.barrier = way.softmax == proto::PrefixExchange::kSwitch || way.softmax == proto::PrefixExchange::kPassQ ||
+                way.linear == proto::LinearExchange::kSwitch;
   runs_.push_back(std::move(run));
   ++groups_;
   shortened_ += shortened;

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "proto/head_switch.h"
+#include "proto/linear_switch.h"
 #include "scheduler/core/prefill_plan.h"
 
 namespace dovetail::scheduler {
@@ -72,7 +73,9 @@ std::vector<proto::PrefillWay> PrefillPlanner::Ways(std::span<const FreeRank> ra
   const bool group = ranks.size() > 1, softmax = HasSoftmax(table_);
   std::vector<PrefixExchange> exchanges = {PrefixExchange::kAsk};
   if (options_.exchange) {
-    exchanges = {proto::ExchangeOf(*options_.exchange, group && softmax ? 2 : 1)};
+    // Linear layers alone may be switched, too.
+    const bool between = softmax || options_.exchange == PrefixExchange::kSwitch;
+    exchanges = {proto::ExchangeOf(*options_.exchange, group && between ? 2 : 1)};
   } else if (softmax) {
     exchanges.push_back(PrefixExchange::kGather);
     if (MayGive(ranks, &Compute::gives_rows)) exchanges.push_back(PrefixExchange::kGatherDirect);
@@ -83,12 +86,16 @@ std::vector<proto::PrefillWay> PrefillPlanner::Ways(std::span<const FreeRank> ra
   const bool linear = group && table_.has_linear();
   const bool chains =
       linear && (options_.linear ? IsBetweenRanks(*options_.linear) : MayGive(ranks, &Compute::gives_states));
+  // In a switch ranks wait for each other in every layer, so those of a chain would run one after the other.
+  const bool switches = linear && static_cast<int>(ranks.size()) <= proto::MostLinearSwitchRanks(table_) &&
+                        (options_.linear ? *options_.linear == LinearExchange::kSwitch : chains);
   std::vector<proto::PrefillWay> ways;
   for (const PrefixExchange exchange : exchanges) {
     // Where ranks give each other one thing, they give each other all they can.
     const bool all = chains && (options_.linear || IsBetweenRanks(exchange));
     if (!all) ways.push_back({exchange, LinearExchange::kStates});
-    if (chains) ways.push_back({exchange, LinearExchange::kChain});
+    const bool switched = switches && exchange == PrefixExchange::kSwitch;
+    if (chains) ways.push_back({exchange, switched ? LinearExchange::kSwitch : LinearExchange::kChain});
   }
   return ways;
 }
@@ -304,7 +311,8 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
       const RankTokens tokens{base, cuts[r], cuts[r + 1], gives_back ? cuts.back() : 0};
       PromptStep one = StepOf(prompt, ranks.free[r], tokens, by.softmax);
-      one.chained = r > 0 && IsBetweenRanks(by.linear);
+      one.chained = r > 0 && by.linear == proto::LinearExchange::kChain;
+      one.switched = by.linear == proto::LinearExchange::kSwitch;
       one.group_end = cuts.back();
       one.rank = static_cast<int>(r);
       one.ranks = static_cast<int>(cuts.size()) - 1;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/head_switch.h"
+#include "proto/linear_switch.h"
 #include "proto/prefill_exchange.h"
 #include "scheduler/core/prefill_plan.h"
 
@@ -31,7 +32,7 @@ using SoftmaxLayer = std::function<LayerCost(const proto::SoftmaxSpec& spec)>;
 using LinearLayer = std::function<LayerCost(const proto::LinearSpec& spec)>;
 
 // Of exchanges between the ranks themselves. But for gather-direct, the ring, pass-q, the switch with a KV head for
-// each rank, and the chain they are not built.
+// each rank, the chain, and with a switch of softmax layers that of linear ones, they are not built.
 struct Direct {
   std::string name;
   SoftmaxLayer softmax;
@@ -151,7 +152,7 @@ double MessagesOf(const PrefillTableInput& in, proto::PrefixExchange exchange, p
     const bool is_linear = in.attention.views[g].linear();
     const bool one_way = IsBetweenRanks(exchange) && exchange != proto::PrefixExchange::kSwitch &&
                          exchange != proto::PrefixExchange::kPassQ;
-    const bool direct = ranks > 1 && (is_linear ? IsBetweenRanks(linear) : one_way);
+    const bool direct = ranks > 1 && (is_linear ? linear == proto::LinearExchange::kChain : one_way);
     messages += (direct ? 1 : 2) * in.attention.ops_in_group[g];
   }
   return messages;
@@ -194,7 +195,8 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
                                            .given_back = gives_back,
                                            .last = cuts[r + 1] >= end,
                                            .holds_state = holds_state && ranks == 1,
-                                           .chained = r > 0 && linear == proto::LinearExchange::kChain}));
+                                           .chained = r > 0 && linear == proto::LinearExchange::kChain,
+                                           .switched = ranks > 1 && linear == proto::LinearExchange::kSwitch}));
       held[r] = work.back().held;
       bytes[r] += BytesOf(work.back().traffic);
       row.traffic = Sum(row.traffic, work.back().traffic);
@@ -241,13 +243,16 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
   using proto::LinearExchange, proto::PrefixExchange;
   std::vector<PrefillTableRow> rows;
   const bool softmax = HasSoftmax(input.attention), linear = input.attention.has_linear();
-  const bool switches = softmax && input.ranks <= proto::MostSwitchRanks(input.attention);
+  const bool states_switch = linear && input.ranks <= proto::MostLinearSwitchRanks(input.attention);
+  const bool switches = softmax ? input.ranks <= proto::MostSwitchRanks(input.attention) : states_switch;
   for (const PrefixExchange exchange : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect,
                                         PrefixExchange::kRing, PrefixExchange::kSwitch, PrefixExchange::kPassQ}) {
-    if (!softmax && exchange != PrefixExchange::kAsk) continue;
-    if (!switches && exchange == PrefixExchange::kSwitch) continue;
+    const bool is_switch = exchange == PrefixExchange::kSwitch;
+    if (!softmax && exchange != PrefixExchange::kAsk && !is_switch) continue;
+    if (!switches && is_switch) continue;
     if (!linear || !IsBetweenRanks(exchange)) rows.push_back(BuiltRow(input, exchange));
-    if (linear) rows.push_back(BuiltRow(input, exchange, LinearExchange::kChain));
+    const bool states = is_switch && states_switch;
+    if (linear) rows.push_back(BuiltRow(input, exchange, states ? LinearExchange::kSwitch : LinearExchange::kChain));
   }
   const std::vector<Direct> directs = DirectExchanges(input);
   const std::vector<DirectLinear> linears = DirectLinearExchanges(input);
@@ -257,8 +262,11 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
                           directs[s].name == NameOf(PrefixExchange::kRing) ||
                           directs[s].name == NameOf(PrefixExchange::kPassQ) ||
                           (switches && directs[s].name == NameOf(PrefixExchange::kSwitch));
-      const bool chained = !linear || linears[l].name == NameOf(LinearExchange::kChain);
-      if (direct && chained) continue;  // it is there, built
+      const bool is_switch = softmax ? directs[s].name == NameOf(PrefixExchange::kSwitch)
+                                     : linears[l].name == NameOf(LinearExchange::kSwitch);
+      const LinearExchange with = is_switch && states_switch ? LinearExchange::kSwitch : LinearExchange::kChain;
+      const bool given = !linear || linears[l].name == NameOf(with);
+      if (direct && given) continue;  // it is there, built
       rows.push_back(DirectRow(input, softmax ? &directs[s] : nullptr, linear ? &linears[l] : nullptr));
     }
   rows.push_back(TensorParallelRow(input));

@@ -5,6 +5,7 @@
 
 #include "base/dtype.h"
 #include "base/segment_tree.h"
+#include "proto/linear_switch.h"
 #include "proto/pass_q.h"
 
 namespace dovetail::scheduler {
@@ -56,8 +57,30 @@ int64_t StateScanBytes(const proto::LinearSpec& spec, const PromptShape& shape) 
 }
 
 int64_t LinearSwitchBytes(const proto::LinearSpec& spec, const PromptShape& shape) {
-  const int64_t row = int64_t{spec.heads} * 2 * (spec.key_dim + spec.value_dim) * WireBytes(spec.wire);
-  return Others(shape.new_tokens * row, shape) / shape.ranks;
+  if (shape.ranks < 2 || shape.ranks > spec.heads) return 0;
+  proto::SoftmaxSpec view;  // as AttentionTable has it
+  view.query_heads = view.kv_heads = spec.heads;
+  view.key_dim = spec.key_dim;
+  view.value_dim = spec.value_dim;
+  view.kv = spec.wire;
+  view.gates = spec.gates();
+  view.state_bytes = spec.state_bytes();
+  view.token_bytes = spec.token_bytes();
+  proto::SwitchRank rank{.base = shape.earlier_tokens,
+                         .end = shape.earlier_tokens + shape.new_tokens,
+                         .tokens = {},
+                         .rank = 0,
+                         .ranks = static_cast<int>(shape.ranks)};
+  const auto cut = [&](int64_t r) {
+    if (r == 0 || r == shape.ranks) return r == 0 ? rank.base : rank.end;
+    return (rank.base + r * shape.new_tokens / shape.ranks) / kSegmentTokens * kSegmentTokens;
+  };
+  int64_t most = 0;
+  for (; rank.rank < rank.ranks; ++rank.rank) {
+    rank.tokens = {cut(rank.rank), cut(rank.rank + 1)};
+    most = std::max(most, proto::LinearSwitchBytesTo(view, rank));
+  }
+  return most;
 }
 
 int64_t TensorParallelBytes(int64_t hidden, int64_t element, const PromptShape& shape) {

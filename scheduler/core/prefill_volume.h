@@ -32,7 +32,9 @@ int64_t ChainBytes(const proto::LinearSpec& spec, const PromptShape& shape);
 int64_t StateGatherBytes(const proto::LinearSpec& spec, const PromptShape& shape);
 // As a gather, with ceil(log2 P) in place of P - 1.
 int64_t StateScanBytes(const proto::LinearSpec& spec, const PromptShape& shape);
-// q, k, v and o between tokens and heads: f N/P H (2 dk + 2 dv) e
+// The rank that receives most, whose heads H/P are: q, k, v and g gates of other ranks' tokens for these, o of its own
+// tokens for the others, and the states that those leave (proto/state_blocks.h): f N/P H ((2 dk + 2 dv) e + 4 g) + f H
+// times a state for each snapshot of N/P tokens, and what comes before the group. 0: more ranks than heads.
 int64_t LinearSwitchBytes(const proto::LinearSpec& spec, const PromptShape& shape);
 
 // Two all-reduces of a layer, for comparison: 4 f N D e.

@@ -203,10 +203,10 @@ void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
           "gather-direct (as gather, but the compute workers that divide a prompt give each other its K and V, "
           "and the states of linear layers), ring (likewise, but K and V go from each to the next one, and little of "
           "them is held at a time), switch (each of them gets q, k and v of some heads of all the prompt's tokens, "
-          "attends to those, and gives back what that made; states as with gather-direct), pass-q (each of them sends "
-          "queries to those that have the tokens before, which attend and send partials back; likewise), chain (as "
-          "plane, and they give each other those states), or auto: "
-          "what is predicted to be fastest, by measured rates")
+          "attends to those, and gives back what that made; likewise in linear layers, or states as with gather-direct "
+          "where these have fewer heads), pass-q (each of them sends queries to those that have the tokens before, "
+          "which attend and send partials back; states as with gather-direct), chain (as plane, and they give each "
+          "other those states), or auto: what is predicted to be fastest, by measured rates")
       ->check(OneOf({"auto", "plane", "gather", "gather-direct", "ring", "switch", "pass-q", "chain"}))
       ->type_name("HOW")
       ->group("Disaggregation");
@@ -405,7 +405,9 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   const bool direct = flags.prefill_exchange == "chain" || flags.prefill_exchange == "gather-direct" ||
                       flags.prefill_exchange == "ring" || flags.prefill_exchange == "switch" ||
                       flags.prefill_exchange == "pass-q";
-  if (direct && flags.linear_prompts == "compute") options.linear_exchange = proto::LinearExchange::kChain;
+  if (direct && flags.linear_prompts == "compute")
+    options.linear_exchange =
+        flags.prefill_exchange == "switch" ? proto::LinearExchange::kSwitch : proto::LinearExchange::kChain;
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "absl/strings/str_cat.h"
 #include "proto/head_switch.h"
+#include "proto/linear_switch.h"
 
 namespace dovetail::cli {
 namespace {
@@ -71,6 +73,20 @@ absl::Status CheckSwitch(const EngineFlags& flags, const proto::AttentionTable& 
   return absl::OkStatus();
 }
 
+// Of a model whose attention layers are all linear: there is nothing else to switch.
+absl::Status CheckLinearSwitch(const EngineFlags& flags, const proto::AttentionTable& table) {
+  if (flags.linear_prompts != "compute")
+    return InvalidArgument(
+        "--prefill-exchange switch: all attention layers of this model are linear, and --linear-prompts attention runs "
+        "these elsewhere; take plane, or --linear-prompts compute");
+  const int most = proto::MostLinearSwitchRanks(table), ranks = RanksAskedFor(flags);
+  if (most == 1 || ranks > most)
+    return InvalidArgument("--prefill-exchange switch: ", std::max(2, ranks), " ranks cannot each have one of the ",
+                           most, " heads of this model's linear layers; ",
+                           most > 1 ? absl::StrCat("ask for at most ", most, ", or ") : "", "take chain or plane");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu,
@@ -91,6 +107,7 @@ absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::Attenti
                            "without a copy; take plane, or another --attention-device");
   const bool only_linear =
       std::all_of(table.views.begin(), table.views.end(), [](const proto::SoftmaxSpec& spec) { return spec.linear(); });
+  if (only_linear && switches) return CheckLinearSwitch(flags, table);
   if (only_linear)
     return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
                            ": all attention layers of this model are linear; their states cross in any case, and there "

@@ -194,9 +194,10 @@ class ServerMetrics::Impl {
   std::vector<std::pair<size_t, PrefillSeconds>> PrefillSecondsOfWays() {
     using proto::LinearExchange, proto::PrefixExchange;
     std::vector<std::pair<size_t, PrefillSeconds>> all;
-    for (const LinearExchange linear : {LinearExchange::kStates, LinearExchange::kChain})
+    for (const LinearExchange linear : {LinearExchange::kStates, LinearExchange::kChain, LinearExchange::kSwitch})
       for (const PrefixExchange softmax : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect,
                                            PrefixExchange::kRing, PrefixExchange::kSwitch, PrefixExchange::kPassQ}) {
+        if (linear == LinearExchange::kSwitch && softmax != PrefixExchange::kSwitch) continue;
         const proto::PrefillWay way{softmax, linear};
         all.emplace_back(IndexOf(way), PrefillSecondsOf(NameOf(way)));
       }

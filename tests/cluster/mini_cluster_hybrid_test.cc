@@ -88,7 +88,8 @@ void MiniClusterHybrid::DivideAmongWorkersThatComeAndGo(proto::LinearExchange ex
   options.compute_workers = 3;
   options.scheduler.max_num_batched_tokens = 64;
   options.scheduler.prefill_rank_tokens = 64;
-  options.scheduler.prefill_ranks = 3;  // whatever is predicted
+  // Whatever is predicted; these models have two KV heads.
+  options.scheduler.prefill_ranks = softmax == proto::PrefixExchange::kSwitch ? 2 : 3;
   const auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   std::vector<requests::GenerationRequest> requests;
@@ -123,6 +124,7 @@ void MiniClusterHybrid::DivideAmongWorkersThatComeAndGo(proto::LinearExchange ex
   EXPECT_GE(stats.scheduler.prefill_groups, 2u);
   EXPECT_GT(stats.scheduler.prefix_state_bytes, 0u);
   EXPECT_EQ(stats.scheduler.prefix_chain_bytes > 0, exchange == proto::LinearExchange::kChain);
+  EXPECT_EQ(stats.scheduler.prefix_switch_bytes > 0, exchange == proto::LinearExchange::kSwitch);
 }
 
 TEST_P(MiniClusterHybrid, StatesGoFromRankToRankByWayOfAttentionWorkersWhileWorkersComeAndGo) {
@@ -135,6 +137,14 @@ TEST_P(MiniClusterHybrid, StatesGoFromRankToRankItselfWhileWorkersComeAndGo) {
 
 TEST_P(MiniClusterHybrid, KeysAndValuesAndStatesGoFromRankToRankWhileWorkersComeAndGo) {
   DivideAmongWorkersThatComeAndGo(proto::LinearExchange::kChain, proto::PrefixExchange::kGatherDirect);
+}
+
+TEST_P(MiniClusterHybrid, QueriesAndStatesGoFromRankToRankWhileWorkersComeAndGo) {
+  DivideAmongWorkersThatComeAndGo(proto::LinearExchange::kChain, proto::PrefixExchange::kPassQ);
+}
+
+TEST_P(MiniClusterHybrid, RanksExchangeTokensForHeadsInAllLayersWhileWorkersComeAndGo) {
+  DivideAmongWorkersThatComeAndGo(proto::LinearExchange::kSwitch, proto::PrefixExchange::kSwitch);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -31,6 +31,7 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
     options.scheduler.prefill_exchange = scenario.prefix;
     if (scenario.chain) options.scheduler.linear_exchange = proto::LinearExchange::kChain;
+    if (scenario.state_switch) options.scheduler.linear_exchange = proto::LinearExchange::kSwitch;
     if (!scenario.prefix) options.scheduler.linear_exchange.reset();
     options.compute = ScenarioRunner::TuningOf(scenario);
     options.scheduler.placement = scenario.placement;
@@ -54,12 +55,14 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     all.direct_bytes += outcome.direct_bytes;
     all.ring_bytes += outcome.ring_bytes;
     all.switch_bytes += outcome.switch_bytes;
+    all.pass_q_bytes += outcome.pass_q_bytes;
   }
   EXPECT_GT(all.prefill_groups, 0u);
   if (DOVETAIL_SEED_COUNT >= 100) EXPECT_GT(all.chain_bytes, 0u) << "no ranks handed on states";
   EXPECT_GT(all.direct_bytes, 0u) << "none gave each other K and V";
   EXPECT_GT(all.ring_bytes, 0u) << "nothing went round";
   EXPECT_GT(all.switch_bytes, 0u) << "none exchanged tokens for heads";
+  if (DOVETAIL_SEED_COUNT >= 100) EXPECT_GT(all.pass_q_bytes, 0u) << "none asked each other";
   EXPECT_GT(all.preemptions + all.prefix_hits, 0u) << "the seeds are too tame to say anything";
 }
 

@@ -23,7 +23,7 @@ RankCluster::RankCluster(NodeModel& model, const RankClusterOptions& options) : 
   scheduling.prefill_rank_tokens = 64;
   scheduling.prefill_ranks = proto::kMaxPrefillRanks;  // whatever is predicted
   scheduling.prefill_exchange = options.exchange;
-  scheduling.linear_exchange = proto::LinearExchange::kChain;
+  scheduling.linear_exchange = options.linear;
   scheduling.attention = model.table;
   scheduling.model_digest = 7;
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(

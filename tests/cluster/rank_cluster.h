@@ -48,6 +48,7 @@ struct RankClusterOptions {
     const compute::DenseBackendFactory* dense = nullptr;
   };
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
+  proto::LinearExchange linear = proto::LinearExchange::kChain;
   int compute_workers = 1;
   uint64_t seed = 0;                  // of late and repeated frames; 0: there are none, and payloads are not read
   std::vector<On> on;                 // compute worker i is on the i-th, modulo their number

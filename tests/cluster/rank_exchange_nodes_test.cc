@@ -26,6 +26,7 @@ struct Kind {
   std::filesystem::path (*write)(const std::filesystem::path& folder);
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
   bool states = true;  // it has linear layers
+  proto::LinearExchange linear = proto::LinearExchange::kChain;
 };
 
 template <std::string (*config)()>
@@ -53,12 +54,18 @@ std::filesystem::path HybridOfFourHeads(const std::filesystem::path& folder) {
       folder);
 }
 
+std::filesystem::path LightningOfFourHeads(const std::filesystem::path& folder) {
+  return WriteTinyFolder(
+      absl::StrReplaceAll(TinyLightningConfig(), {{"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4"}}), 7,
+      folder);
+}
+
 class RankExchangeNodes : public testing::TestWithParam<Kind> {
  protected:
   RankExchangeNodes() : model_(GetParam().write(TempFolder() / GetParam().name)) {}
 
   static void ExpectBytes(const scheduler::SchedulerStats& stats) {
-    EXPECT_EQ(stats.prefix_chain_bytes > 0, GetParam().states);
+    EXPECT_EQ(stats.prefix_chain_bytes > 0, GetParam().states && GetParam().linear == proto::LinearExchange::kChain);
     EXPECT_EQ(stats.prefix_direct_bytes > 0, GetParam().exchange == proto::PrefixExchange::kGatherDirect);
     EXPECT_EQ(stats.prefix_ring_bytes > 0, GetParam().exchange == proto::PrefixExchange::kRing);
     EXPECT_EQ(stats.prefix_switch_bytes > 0, GetParam().exchange == proto::PrefixExchange::kSwitch);
@@ -86,9 +93,10 @@ TEST_P(RankExchangeNodes, ARankDiesAtEveryFrameAndNoBitDiffers) {
     int deaths = 0, repeated = 0;
     for (int frames = 0; died; ++frames) {
       SCOPED_TRACE(absl::StrCat("rank ", rank, " dies after ", frames, " frames to other ranks"));
-      RankCluster cluster(
-          model_,
-          {.exchange = GetParam().exchange, .compute_workers = kRanks, .seed = 1 + static_cast<uint64_t>(frames)});
+      RankCluster cluster(model_, {.exchange = GetParam().exchange,
+                                   .linear = GetParam().linear,
+                                   .compute_workers = kRanks,
+                                   .seed = 1 + static_cast<uint64_t>(frames)});
       cluster.port(rank).lives_for = frames;
       const uint64_t id = cluster.Submit(request);
       ASSERT_TRUE(cluster.Until([&] { return cluster.port(rank).dead() || cluster.stream(id).finished; }));
@@ -118,7 +126,8 @@ TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateA
   const uint64_t seeds = together ? 8 : 4;
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    RankCluster cluster(model_, {.exchange = GetParam().exchange, .compute_workers = 4, .seed = seed});
+    RankCluster cluster(
+        model_, {.exchange = GetParam().exchange, .linear = GetParam().linear, .compute_workers = 4, .seed = seed});
     std::vector<requests::GenerationRequest> requests;
     for (int i = 0; i < 6; ++i) {
       requests.push_back(NodeRequest(250 + 31 * i, 2, /*salt=*/i % 2));
@@ -185,6 +194,7 @@ TEST_P(RanksThatGiveBack, ARankDiesAtEveryFrameAndNoBitDiffers) {
 
 constexpr auto kDirect = proto::PrefixExchange::kGatherDirect, kRing = proto::PrefixExchange::kRing,
                kSwitch = proto::PrefixExchange::kSwitch, kPassQ = proto::PrefixExchange::kPassQ;
+constexpr auto kStatesSwitch = proto::LinearExchange::kSwitch;
 
 INSTANTIATE_TEST_SUITE_P(
     Models, RankExchangeNodes,
@@ -196,6 +206,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"softmax_switch", FourHeads, kSwitch, false},
                     Kind{"windows_switch", WindowsOfThreeHeads, kSwitch, false},
                     Kind{"gated_delta_switch", HybridOfFourHeads, kSwitch},
+                    Kind{"gated_delta_all_switch", HybridOfFourHeads, kSwitch, true, kStatesSwitch},
+                    Kind{"lightning_all_switch", LightningOfFourHeads, kSwitch, true, kStatesSwitch},
+                    Kind{"mamba2_all_switch", Hybrid<TinyMamba2Config>, kSwitch, true, kStatesSwitch},
                     Kind{"softmax_pass_q", Softmax, kPassQ, false}, Kind{"windows_pass_q", Windows, kPassQ, false},
                     Kind{"gated_delta_pass_q", Hybrid<TinyGatedDeltaConfig>, kPassQ},
                     Kind{"gated_delta_direct", Hybrid<TinyGatedDeltaConfig>, kDirect},

@@ -104,9 +104,9 @@ std::string Scenario::ToString() const {
       spare_blocks, "\n  prompt_kib ", prompt_kib, " gather_piece ", gather_piece, " prompt_tokens ", prompt_tokens,
       " key_values_in_flight ", key_values_in_flight, q_first ? "" : " q with k and v",
       hand_over_at_end ? " hand-over at the end" : "", "\n  prefix exchange ", prefix ? NameOf(*prefix) : "auto",
-      linear_prompts ? " linear prompts" : "", chain ? " chain" : "", " compute_workers ", compute_workers,
-      " prefill_ranks ", prefill_ranks, " prefill_rank_tokens ", prefill_rank_tokens, "\n  step_tokens ", step_tokens,
-      " max_seqs ", max_seqs, chunked ? "" : " not chunked");
+      linear_prompts ? " linear prompts" : "", chain ? " chain" : "", state_switch ? " switch of states" : "",
+      " compute_workers ", compute_workers, " prefill_ranks ", prefill_ranks, " prefill_rank_tokens ",
+      prefill_rank_tokens, "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs, chunked ? "" : " not chunked");
   for (size_t i = 0; i < requests.size(); ++i) absl::StrAppend(&text, "\n  request ", i, ": ", requests[i].ToString());
   return text;
 }
@@ -161,6 +161,8 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   Dice asks(seed ^ 0x9a55);
   if (scenario.prefix && IsBetweenRanks(*scenario.prefix) && asks.OneIn(6))
     scenario.prefix = proto::PrefixExchange::kPassQ;
+  Dice states(seed ^ 0x57a7e5);
+  scenario.state_switch = scenario.chain && scenario.prefix == proto::PrefixExchange::kSwitch && !states.OneIn(3);
   Dice pieces(seed ^ 0x91ece);
   if (!pieces.OneIn(3)) scenario.gather_piece = 1 << pieces.Of(6, 15);
   Dice storages(seed ^ 0x8b175);

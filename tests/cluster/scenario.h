@@ -79,6 +79,7 @@ struct Scenario {
   std::optional<proto::PrefixExchange> prefix = proto::PrefixExchange::kAsk;  // nothing: by predictions
   bool linear_prompts = true;
   bool chain = false;  // with linear_prompts: ranks hand on linear states to each other; nothing in `prefix`: maybe
+  bool state_switch = false;  // with chain and a switch in `prefix`: they exchange tokens of linear layers for heads
   int key_values_in_flight = 4;
   bool q_first = true;
   bool hand_over_at_end = false;

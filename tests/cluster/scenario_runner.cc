@@ -231,6 +231,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario) {
   options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
   options.scheduler.prefill_exchange = scenario.prefix;
   if (scenario.chain) options.scheduler.linear_exchange = proto::LinearExchange::kChain;
+  if (scenario.state_switch) options.scheduler.linear_exchange = proto::LinearExchange::kSwitch;
   if (!scenario.prefix) options.scheduler.linear_exchange.reset();
   options.scheduler.placement = scenario.placement;
   options.scheduler.micro_batches = scenario.micro_batches;

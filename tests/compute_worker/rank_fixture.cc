@@ -5,6 +5,7 @@
 #include "compute_worker/last_rows.h"
 #include "gtest/gtest.h"
 #include "proto/head_switch.h"
+#include "proto/linear_switch.h"
 #include "proto/pass_q.h"
 #include "tests/compute_worker/small_spec.h"
 
@@ -80,12 +81,17 @@ std::vector<std::byte> HeadsOf(const proto::AttentionTable& table, int op, const
                                int to) {
   const proto::SoftmaxSpec& spec = table.softmax(table.op_group[op]);
   const Position first = from == 0 ? cuts[0] / 64 * 64 : cuts[from];
+  if (spec.linear())
+    return BytesOf(proto::LinearRowsBytes(spec, {cuts[from], cuts[from + 1]}, from, HeadCount(spec, cuts, to)), from,
+                   op);
   return BytesOf(proto::HeadRowsBytes(spec, {cuts[from], cuts[from + 1]}, first, HeadCount(spec, cuts, to)), from, op);
 }
 
 std::vector<std::byte> OutputsOf(const proto::AttentionTable& table, int op, const std::vector<Position>& cuts,
                                  int from, int to) {
   const proto::SoftmaxSpec& spec = table.softmax(table.op_group[op]);
+  if (spec.linear())
+    return BytesOf(proto::LinearOutputBytes(spec, {cuts[to], cuts[to + 1]}, HeadCount(spec, cuts, from)), from, op);
   return BytesOf(proto::HeadOutputBytes(spec, {cuts[to], cuts[to + 1]}, cuts[0] / 64 * 64, HeadCount(spec, cuts, from)),
                  from, op);
 }
@@ -213,7 +219,8 @@ void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deq
 void FakeRank::PerformSwitch(const Action& action, std::deque<Event>& events, std::vector<ToRank>& sent) {
   const auto rank_of = [](const proto::RankAddress& to) { return static_cast<int>(to.worker.value()); };
   if (const auto* send = std::get_if<SendRankHeads>(&action)) {
-    if (LayoutOf(send->op).gather_bytes > 0) EXPECT_FALSE(core_.PartsOf(id_)[0].partial.empty()) << "it is sent, too";
+    const bool needs = LayoutOf(send->op).gather_bytes > 0 || LayoutOf(send->op).before_bytes > 0;
+    if (needs) EXPECT_FALSE(core_.PartsOf(id_)[0].partial.empty()) << "it is sent, too";
     for (const SendRankHeads::Receiver& receiver : send->receivers) {
       const proto::RankAddress& to = receiver.to;
       sent.push_back({rank_of(to), RankHeadsArrived{to.step, to.micro_batch, send->op, send->rank,

@@ -53,7 +53,7 @@ class FakeRank {
   std::vector<std::string> errors() const;
   void Clear() {
     ran_.clear(), from_.clear(), results_.clear(), shards_.clear(), kept_.clear();
-    heads_.clear(), placed_.clear(), queries_.clear();
+    heads_.clear(), placed_.clear(), queries_.clear(), handed_over_.clear();
   }
   ComputeWorkerCore& core() { return core_; }
 

@@ -326,6 +326,27 @@ TEST_F(DirectPlannerTest, RanksExchangeTokensForHeadsWhereAttentionIsMostOfIt) {
   EXPECT_NE(choose(3).forecast.exchange, PrefixExchange::kSwitch) << "there are two KV heads";
 }
 
+// With a switch of softmax layers, the ranks of a chain would work one after the other.
+TEST_F(PrefillPlannerTest, LinearLayersAreSwitchedWhereEachRankHasAHead) {
+  const proto::SoftmaxSpec softmax{.query_heads = 4, .kv_heads = 4, .key_dim = 16, .value_dim = 16, .scale = 1};
+  const proto::LinearSpec linear{.heads = 2, .key_dim = 16, .value_dim = 16, .token_decay = true};
+  const auto hybrid = *proto::AttentionTable::Build({softmax, linear}, std::vector<proto::LinearConstants>(2));
+  PrefillPlannerOptions options = options_;
+  options.exchange = PrefixExchange::kSwitch;
+  options.linear = proto::LinearExchange::kSwitch;
+  options.choose_ranks = false;
+  const PrefillPlanner planner(hybrid, options);
+  const auto way = [](const PrefillPlanner& of, int ranks) { return of.Choose(Prompt(1024), Free(ranks), ranks); };
+  const proto::PrefillWay heads{PrefixExchange::kSwitch, proto::LinearExchange::kSwitch};
+  EXPECT_EQ(way(planner, 2).forecast.way(), heads);
+  const proto::PrefillWay chain{PrefixExchange::kSwitch, proto::LinearExchange::kChain};
+  EXPECT_EQ(way(planner, 3).forecast.way(), chain) << "there are two heads";
+  const auto only_linear = *proto::AttentionTable::Build({linear}, std::vector<proto::LinearConstants>(1));
+  EXPECT_EQ(way(PrefillPlanner(only_linear, options), 2).forecast.way(), heads);
+  options.linear = proto::LinearExchange::kChain;
+  EXPECT_EQ(way(PrefillPlanner(hybrid, options), 2).forecast.way(), chain) << "as it is told";
+}
+
 // The first one attends to least for itself, and for the other one to all it has.
 TEST_F(DirectPlannerTest, RanksThatAskEachOtherHaveEqualPartsAndKeepNothing) {
   PrefillPlannerOptions asked = options_;

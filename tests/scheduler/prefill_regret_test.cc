@@ -84,7 +84,8 @@ class Simulation {
                                      .exchange = choice.forecast.exchange,
                                      .held = held_[w],
                                      .last = choice.cuts[r + 1] == prompt.end,
-                                     .chained = r > 0 && choice.forecast.linear == LinearExchange::kChain}));
+                                     .chained = r > 0 && choice.forecast.linear == LinearExchange::kChain,
+                                     .switched = choice.forecast.linear == LinearExchange::kSwitch}));
       held_[w] = work.back().held;
     }
     const double slower = (1 + host_.shares_cores * (ranks - 1)) * std::uniform_real_distribution(0.95, 1.05)(random_);
@@ -141,8 +142,9 @@ std::vector<proto::PrefillWay> WaysToForce(const proto::AttentionTable& table, i
   std::vector<proto::PrefillWay> ways;
   for (const PrefixExchange softmax : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect,
                                        PrefixExchange::kRing, PrefixExchange::kSwitch})
-    for (const LinearExchange linear : {LinearExchange::kStates, LinearExchange::kChain}) {
+    for (const LinearExchange linear : {LinearExchange::kStates, LinearExchange::kChain, LinearExchange::kSwitch}) {
       const proto::PrefillWay way{softmax, linear};
+      if (linear == LinearExchange::kSwitch && softmax != PrefixExchange::kSwitch) continue;
       if (softmax == PrefixExchange::kSwitch && ranks > proto::MostSwitchRanks(table)) continue;
       if ((ranks == 1 && IsBetweenRanks(way)) || (IsBetweenRanks(linear) && !table.has_linear())) continue;
       ways.push_back(way);

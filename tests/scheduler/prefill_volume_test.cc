@@ -42,7 +42,9 @@ TEST(PrefillVolume, FormulasGiveTheWorkedNumbers) {
   EXPECT_EQ(ChainBytes(lightning, shape), 4 * kMiB);
   EXPECT_EQ(StateGatherBytes(lightning, shape), 12 * kMiB);
   EXPECT_EQ(StateScanBytes(lightning, shape), 8 * kMiB);
-  EXPECT_EQ(LinearSwitchBytes(lightning, shape), 1536 * kMiB);
+  // q, k, v and o are 1536 MiB; the states are of 16 heads of 32,768 tokens before, and 48 heads of its own tokens: 64
+  // snapshots and the block before the last, of the first rank 3 more.
+  EXPECT_EQ(LinearSwitchBytes(lightning, shape), 1536 * kMiB + 48 * (64 + 1 + 3) * 64 * 1024);
   const proto::LinearSpec gated_delta{.heads = 32, .key_dim = 128, .value_dim = 128, .delta = true};
   EXPECT_EQ(ChainBytes(gated_delta, shape), 2 * kMiB);
   proto::LinearSpec convolved = gated_delta;  // the inputs of three tokens go with the state, in bf16
@@ -51,6 +53,22 @@ TEST(PrefillVolume, FormulasGiveTheWorkedNumbers) {
   convolved.state = DType::kBF16;
   EXPECT_EQ(ChainBytes(convolved, shape), kMiB + 32 * 3 * (2 * 128 + 128) * 2);
   EXPECT_EQ(StateGatherBytes(gated_delta, shape), 12 * kMiB);
+}
+
+// By what a rank gets in each op (proto/linear_switch.h), which is what compute workers count.
+TEST(PrefillVolume, ASwitchOfLinearLayersCountsGatesAndStates) {
+  proto::LinearSpec spec{.heads = 5, .key_dim = 16, .value_dim = 24, .delta = true, .token_decay = true};
+  spec.token_rate = true;
+  spec.conv_width = 4;
+  const int64_t row = (2 * 16 + 24) * 2 + 2 * 4, output = 24 * 2;  // of a token and head
+  const int64_t state = 16 * 24 * 4 + 3 * (2 * 16 + 24) * 2;
+  // Rank 1 of 2 has 3 heads: rows of the other's 1024 tokens, outputs of its own for 2 heads, and their states at 1536,
+  // 1984 and 2048.
+  EXPECT_EQ(LinearSwitchBytes(spec, {.new_tokens = 2048, .ranks = 2}), 1024 * (3 * row + 2 * output) + 2 * 3 * state);
+  // And the state before the group, of its 3 heads.
+  EXPECT_EQ(LinearSwitchBytes(spec, {.new_tokens = 2048, .earlier_tokens = 4096, .ranks = 2}),
+            1024 * (3 * row + 2 * output) + (2 * 3 + 3) * state);
+  EXPECT_EQ(LinearSwitchBytes(spec, {.new_tokens = 2048, .ranks = 6}), 0) << "there are five heads";
 }
 
 TEST(PrefillVolume, OneRankReceivesNothing) {

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "tests/cluster/tiny_hybrid.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/golden/golden.h"
@@ -69,7 +70,8 @@ class LogitsOverRanks : public testing::Test {
     const Json plan = Json::parse(result.out);
     const bool hands_on = exchange == "chain" || IsDirect(exchange);
     const std::string softmax = exchange == "chain" ? "plane" : exchange;
-    const std::string name = family.hybrid ? softmax + (hands_on ? " + chain" : " + state") : softmax;
+    const std::string linear = exchange == "switch" ? "" : hands_on ? " + chain" : " + state";  // one name for both
+    const std::string name = family.hybrid ? softmax + linear : softmax;
     for (const Json& row : plan["plans"][0]["exchanges"])
       if (row["exchange"] == name && row["built"] == true) return row["bytes"];
     ADD_FAILURE() << "no " << name << " in " << result.out;
@@ -107,7 +109,8 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
         for (const char* between : {"gather-direct", "ring", "switch", "pass-q"})
           EXPECT_EQ(prefill["bytes"][between] > 0, ranks > 1 && exchange == between);
         EXPECT_EQ(prefill["bytes"]["state"] > 0, family.hybrid);
-        EXPECT_EQ(prefill["bytes"]["chain"] > 0, ranks > 1 && family.hybrid && (direct || exchange == "chain"));
+        EXPECT_EQ(prefill["bytes"]["chain"] > 0,
+                  ranks > 1 && family.hybrid && ((direct && exchange != "switch") || exchange == "chain"));
         EXPECT_EQ(prefill["bytes"], PlannedBytes(family, exchange, ranks));
       }
     }
@@ -117,6 +120,12 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
 TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
   const std::string linear =
       dovetail::test::WriteTinyFolder(dovetail::test::TinyMamba2Config(), 5, folder_ / "linear").string();
+  const std::string few_heads =
+      dovetail::test::WriteTinyFolder(
+          absl::StrReplaceAll(dovetail::test::TinyMamba2Config(),
+                              {{"\"num_heads\": 8", "\"num_heads\": 4"}, {"\"head_dim\": 16", "\"head_dim\": 32"}}),
+          5, folder_ / "few_heads")
+          .string();
   const std::string& softmax = families_[0].model;
   struct Case {
     std::string model;
@@ -145,6 +154,16 @@ TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
        {"--compute-workers", "2", "--prefill-exchange", "switch"},
        "--prefill-exchange switch: ranks divide the KV heads among each other, and this model has one; take "
        "gather-direct, ring or plane"},
+      {linear,
+       {"--prefill-exchange", "switch", "--linear-prompts", "attention"},
+       "--prefill-exchange switch: all attention layers of this model are linear, and --linear-prompts attention runs "
+       "these elsewhere; take plane, or --linear-prompts compute"},
+      {few_heads,
+       {"--compute-workers", "5", "--prefill-ranks", "5", "--prefill-rank-tokens", "64", "--prefill-exchange",
+        "switch"},
+       "--prefill-exchange switch: 5 ranks cannot each have one of the 4 heads of this model's linear layers; ask for "
+       "at "
+       "most 4, or take chain or plane"},
       {softmax,
        {"--compute-devices", "cuda:0,cuda:1"},
        "--compute-devices cuda:0,cuda:1: it says where the layers run, and so does --device cpu; leave that out"},
