@@ -244,7 +244,7 @@ class Cluster final : public compute::DenseBackendFactory {
     } else if (how_.on_gpu) {
       dense = std::make_unique<IdleDense>();
     } else {
-      dense = std::make_unique<compute::CpuDense>(*model_, table_, *device_, options.micro_batches);
+      dense = std::make_unique<compute::CpuDense>(*model_, table_, *device_, options.micro_batches, KvStorage::kAsSent);
     }
     return std::unique_ptr<compute::DenseBackend>(
         std::make_unique<WatchedDense>(std::move(dense), *model_, monitor, how_.late));
