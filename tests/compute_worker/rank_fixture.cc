@@ -296,4 +296,11 @@ const proto::StepLayout& FakeRank::LayoutOf(int op) const {
   return core_.PartsOf(id_)[0].layouts[core_.table().op_group[op].value()];
 }
 
+std::vector<Position> RandomCuts(Position base, int ranks, std::mt19937& random) {
+  std::vector<Position> cuts = {base};
+  for (int r = 1; r < ranks; ++r) cuts.push_back((cuts.back() / 64 + 1 + static_cast<Position>(random() % 3)) * 64);
+  cuts.push_back(cuts.back() + 1 + static_cast<Position>(random() % 130));
+  return cuts;
+}
+
 }  // namespace dovetail::compute

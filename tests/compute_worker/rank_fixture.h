@@ -1,5 +1,6 @@
 #pragma once
 #include <deque>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -103,5 +104,25 @@ std::vector<std::byte> PartialsOf(const proto::AttentionTable& table, int op, co
 // one r later.
 proto::StepPlan RankPlan(const proto::AttentionTable& table, int rank, const std::vector<Position>& cuts,
                          uint64_t group, proto::PrefixExchange exchange, proto::LinearExchange linear);
+
+// Cuts of a group of so many ranks from `base` on, on segments, but the end.
+std::vector<Position> RandomCuts(Position base, int ranks, std::mt19937& random);
+
+// Feeds `workers`, FakeRanks by rank, `ready` and what they send, at most `events` of it: in any order, and all but
+// plans again and again. Some of that is kept in `late`, for when the group has ended. after(): what holds behind each
+// event.
+template <typename Rank, typename After>
+void FeedInAnyOrder(std::vector<FakeRank::ToRank> ready, int events, std::mt19937& random, std::vector<Rank>& workers,
+                    std::vector<FakeRank::ToRank>& late, After&& after) {
+  while (!ready.empty() && events-- > 0) {
+    const size_t next = random() % ready.size();
+    FakeRank::ToRank one = ready[next];
+    const bool plan = std::holds_alternative<PlanArrived>(one.event);
+    if (plan || random() % 4 != 0) ready.erase(ready.begin() + static_cast<int64_t>(next));
+    if (!plan && random() % 8 == 0) late.push_back(one);
+    for (FakeRank::ToRank& sent : workers[one.rank].Feed(std::move(one.event))) ready.push_back(std::move(sent));
+    after();
+  }
+}
 
 }  // namespace dovetail::compute

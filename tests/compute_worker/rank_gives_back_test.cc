@@ -200,18 +200,12 @@ TEST_P(RankGivesBackOrder, TheNextGroupFindsEverythingThatIsBeforeIt) {
   for (uint64_t group = 10; group < 60; group += 10) {
     const std::vector<Position> cuts = Cuts(random, base, ranks);
     const bool gives_back = random() % 4 != 0, given_up = random() % 3 == 0;
-    int events = given_up ? static_cast<int>(random() % 60) : 1 << 20;
+    const int events = given_up ? static_cast<int>(random() % 60) : 1 << 20;
     std::vector<FakeRank::ToRank> ready;
     for (int r = 0; r < ranks; ++r) ready.push_back({r, PlanArrived{PlanOf(r, cuts, group, gives_back)}});
     for (Rank& worker : workers) worker.Clear();
     ready.insert(ready.end(), late.begin(), late.end());
-    while (!ready.empty() && events-- > 0) {
-      const size_t next = random() % ready.size();
-      FakeRank::ToRank one = ready[next];
-      const bool plan = std::holds_alternative<PlanArrived>(one.event);
-      if (plan || random() % 4 != 0) ready.erase(ready.begin() + static_cast<int64_t>(next));
-      if (!plan && random() % 8 == 0) late.push_back(one);
-      for (FakeRank::ToRank& sent : workers[one.rank].Feed(std::move(one.event))) ready.push_back(std::move(sent));
+    FeedInAnyOrder(std::move(ready), events, random, workers, late, [&] {
       for (int r = 0; r < ranks; ++r) {
         const auto states = static_cast<int64_t>(StateOf(Table(), 0, kLinearOp).size());
         EXPECT_LE(static_cast<int64_t>(workers[r].core().rank_bytes()),
@@ -224,7 +218,7 @@ TEST_P(RankGivesBackOrder, TheNextGroupFindsEverythingThatIsBeforeIt) {
             if (later == r) EXPECT_TRUE(there.contains({op, later})) << "op " << op << " of rank " << r;
         }
       }
-    }
+    });
     for (int r = 0; r < ranks; ++r) {
       SCOPED_TRACE(absl::StrCat("seed ", GetParam(), ", group ", group, ", rank ", r));
       if (given_up && workers[r].results().empty())

@@ -204,26 +204,18 @@ TEST_P(RankSwitchOrder, EachRankAttendsOnceToAllTokensAndGetsAllHeadsOfItsOwn) {
   std::vector<FakeRank::ToRank> late;  // of groups that have ended
   Position base = static_cast<Position>(random() % 3) * 50;
   for (uint64_t group = 10; group < 40; group += 10) {
-    std::vector<Position> cuts = {base};
-    for (int r = 1; r < ranks; ++r) cuts.push_back((cuts.back() / 64 + 1 + static_cast<Position>(random() % 3)) * 64);
-    cuts.push_back(cuts.back() + 1 + static_cast<Position>(random() % 130));
+    const std::vector<Position> cuts = RandomCuts(base, ranks, random);
     const bool given_up = random() % 2 == 0;
-    int events = given_up ? static_cast<int>(random() % 60) : 1 << 20;
+    const int events = given_up ? static_cast<int>(random() % 60) : 1 << 20;
     std::vector<FakeRank::ToRank> ready;
     for (int r = 0; r < ranks; ++r) ready.push_back({r, PlanArrived{PlanOf(r, cuts, group)}});
     for (Rank& worker : workers) worker.Clear();
     ready.insert(ready.end(), late.begin(), late.end());
-    while (!ready.empty() && events-- > 0) {
-      const size_t next = random() % ready.size();
-      FakeRank::ToRank one = ready[next];
-      const bool plan = std::holds_alternative<PlanArrived>(one.event);
-      if (plan || random() % 4 != 0) ready.erase(ready.begin() + static_cast<int64_t>(next));
-      if (!plan && random() % 8 == 0) late.push_back(one);
-      for (FakeRank::ToRank& sent : workers[one.rank].Feed(std::move(one.event))) ready.push_back(std::move(sent));
+    FeedInAnyOrder(std::move(ready), events, random, workers, late, [&] {
       const auto states = static_cast<int64_t>(StateOf(Table(), 0, kLinearOp).size());
       for (int r = 0; r < ranks; ++r)
         EXPECT_LE(static_cast<int64_t>(workers[r].core().rank_bytes()), 2 * MostOfAnOp(cuts, r) + states);
-    }
+    });
     for (int r = 0; r < ranks; ++r) {
       SCOPED_TRACE(absl::StrCat("seed ", GetParam(), ", group ", group, ", rank ", r));
       if (given_up) workers[r].Feed(StepWithdrawn{StepId(group + r), MicroBatchId(static_cast<uint16_t>(r))});
