@@ -12,8 +12,11 @@ namespace dovetail::kernels {
 // first write to a page waits until the system has found and cleared it, and where there are no huge pages that is
 // slower than everything else an append does. Memory that is never used is taken too, but never more than `ahead`
 // bytes, rounded up to 2 MiB, beyond what was used. Where the kernel cannot do it (Linux before 5.14) or there is no
-// memory, it stops, and pages come with their first write as they do without it. Owns nothing but the thread; `memory`
-// begins on a page and outlives it. Errors: none. Threads: thread-compatible.
+// memory, it stops, and pages come with their first write as they do without it.
+// Units: bytes.
+// Ownership: of nothing but the thread; `memory` begins on a page and outlives it.
+// Errors: none.
+// Threads: thread-compatible.
 class PagesAhead {
  public:
   static constexpr size_t kMostAhead = size_t{256} << 20;

@@ -88,7 +88,7 @@ class Bench {
       if (tile == kGroupedTileRows && !Must(GroupsProducts(*stream_))) continue;
       Place(shape, pairs, tile);
       const double first = bench::MedianUs(*device_, *stream_, 1, [&](int) { First(shape, pairs, tile); });
-      const double second = bench::MedianUs(*device_, *stream_, 1, [&](int) { Second(shape, pairs, tile); });
+      const double second = bench::MedianUs(*device_, *stream_, 1, [&](int) { Second(shape, tile); });
       std::printf("%7d %6d %10.1f %10.0f %10.1f %10.0f %10.0f\n", rows, tile, first, 2 * flops / first / 1e6, second,
                   flops / second / 1e6, 2 * flops / dense / 1e6);
     }
@@ -131,7 +131,7 @@ class Bench {
                          {.gate_up = gate_up_->data(), .out = act_->data(), .rows = pairs, .size = shape.size}));
   }
 
-  void Second(const Shape& shape, int, int tile) {
+  void Second(const Shape& shape, int tile) {
     ExpertGemmLaunch launch = Launch(shape, tile);
     launch.x = act_->data();
     launch.w = w_->data();

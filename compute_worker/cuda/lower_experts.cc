@@ -78,7 +78,7 @@ void Lowering::AddRoute(const model::ExpertMlp& step) {
 int64_t Lowering::MayGroup(int64_t experts) const {
   for (const Weight weight : {Weight::kExpertGateUp, Weight::kExpertDown}) {
     const WeightShape shape = ShapeOf(weight);
-    if (!kernels::cuda::GroupsProduct(shape.rows / experts, shape.cols)) return 0;
+    if (!kernels::cuda::FitsGroupedTiles(shape.rows / experts, shape.cols)) return 0;
   }
   return 1;
 }

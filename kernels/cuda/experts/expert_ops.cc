@@ -56,7 +56,7 @@ absl::Status CheckGrouped(const ExpertGemmLaunch& args) {
 
 }  // namespace
 
-bool GroupsProduct(int64_t n, int64_t k) { return k >= 64 && n % 16 == 0; }
+bool FitsGroupedTiles(int64_t n, int64_t k) { return k >= 64 && n % 16 == 0; }
 
 absl::Status MultiplyExperts(CudaStream& stream, const ExpertGemmLaunch& args) {
   DT_RETURN_IF_ERROR(CheckRows("experts", args.most_tiles, {args.n, args.k}));

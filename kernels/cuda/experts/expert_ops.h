@@ -24,8 +24,8 @@ int32_t MostExpertTiles(int64_t pairs, int experts, int tile_rows);
 absl::Status PlaceExperts(CudaStream& stream, const PlaceLaunch& args);
 // The stream's device multiplies tiles of kGroupedTileRows.
 absl::StatusOr<bool> GroupsProducts(CudaStream& stream);
-// Such tiles are multiplied by n x k of each expert; n is that of a whole product, also with an activation.
-bool GroupsProduct(int64_t n, int64_t k);
+// Products of n x k with each expert may have such tiles; n is that of a whole product, also with an activation.
+bool FitsGroupedTiles(int64_t n, int64_t k);
 absl::Status MultiplyExperts(CudaStream& stream, const ExpertGemmLaunch& args);
 absl::Status SumExperts(CudaStream& stream, const ExpertSumLaunch& args);
 absl::Status GatedAdd(CudaStream& stream, const GatedAddLaunch& args);
