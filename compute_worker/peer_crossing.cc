@@ -13,16 +13,25 @@ namespace dovetail::compute {
 
 using exchange::GpuExchange;
 
-bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
-                     const std::function<std::string_view(NodeId)>& gpu_of, RowSpread& spread) {
+absl::Status GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
+                             const std::function<std::string_view(NodeId)>& gpu_of, PeerRows& rows) {
   const std::vector<WorkerPart>& parts = core.PartsOf(id);
-  if (parts.size() > kernels::cuda::kMostExchangePeers) return false;
+  if (parts.size() > kernels::cuda::kMostExchangePeers)
+    return FailedPrecondition("a step's sequences lie on ", parts.size(), " attention workers; ",
+                              kernels::cuda::kMostExchangePeers, " is the most");
   std::array<std::string_view, kernels::cuda::kMostExchangePeers> gpus;
   for (size_t p = 0; p < parts.size(); ++p) {
     gpus[p] = gpu_of(parts[p].node);
-    if (gpus[p].empty() || std::find(gpus.begin(), gpus.begin() + p, gpus[p]) != gpus.begin() + p) return false;
+    if (gpus[p].empty()) return FailedPrecondition("");
+    if (std::find(gpus.begin(), gpus.begin() + p, gpus[p]) != gpus.begin() + p)
+      return FailedPrecondition("two attention workers of a step share the GPU ", std::string(gpus[p]));
   }
-  return SpreadRows(core, id, spread) && (core.PromptsOf(id).empty() || spread.runs.size() <= kMostPromptRuns);
+  rows.divides = !SpreadRows(core, id, rows.spread);
+  if (rows.divides) return DivideRows(core, id, rows.divided);
+  if (!core.PromptsOf(id).empty() && rows.spread.runs.size() > kMostPromptRuns)
+    return FailedPrecondition("prompts and decodes of a step lie in ", rows.spread.runs.size(), " runs of rows; ",
+                              kMostPromptRuns, " is the most");
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> PeerCrossing::Takes(MicroBatchId id) {
@@ -43,7 +52,11 @@ absl::StatusOr<bool> PeerCrossing::Takes(MicroBatchId id) {
   };
   std::vector<GpuExchange*>& peers = peers_[id.value()];
   peers.clear();
-  if (!GpusMayExchange(core_, id, gpu_of, spread_)) return false;
+  if (const absl::Status may = GpusMayExchange(core_, id, gpu_of, rows_); !may.ok()) {
+    if (!may.message().empty() && told_.insert(std::string(may.message())).second)
+      LogInfo("steps cross between GPUs through the hosts where ", std::string(may.message()));
+    return false;
+  }
   for (const WorkerPart& part : parts) peers.push_back(links_.With(part.node));
   return !peers.empty();
 }
@@ -54,7 +67,9 @@ absl::Status PeerCrossing::SendBegin(SendStepBegin& begin) {
 
 std::optional<PartialArrived> PeerCrossing::Answer(MicroBatchId id, int op, int p) {
   const WorkerPart& part = core_.PartsOf(id)[p];
-  const auto bytes = static_cast<size_t>(part.layouts[core_.table().op_group[op].value()].partial_bytes);
+  const proto::StepLayout& layout = part.layouts[core_.table().op_group[op].value()];
+  if (layout.items.empty()) return std::nullopt;
+  const auto bytes = static_cast<size_t>(layout.partial_bytes);
   return PartialArrived{part.node, part.epoch, core_.PlanOf(id).step,
                         id,        op,         {peers_[id.value()][p]->own_slot(id), bytes}};
 }

@@ -1,14 +1,24 @@
 #pragma once
 #include <functional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "compute_worker/crossing.h"
+#include "compute_worker/divided_rows.h"
 #include "compute_worker/gpu_links.h"
 #include "compute_worker/row_spread.h"
 #include "transport/fabric.h"
 
 namespace dovetail::compute {
+
+// Whose the rows of a step between GPUs are.
+struct PeerRows {
+  bool divides = false;  // some sequences are divided: `divided` says how; else `spread`
+  RowSpread spread;
+  DividedRows divided;
+};
 
 // By the GPUs of two processes themselves, with no host between the step's begin and its tokens (ADR 26). Prompts of
 // the step may be attended here (ADR 65).
@@ -34,19 +44,21 @@ class PeerCrossing final : public Crossing {
   transport::Port& port_;
   const bool required_;
   std::vector<std::vector<exchange::GpuExchange*>> peers_;  // by micro-batch and part
-  RowSpread spread_;                                        // of the step at hand
+  PeerRows rows_;                                           // of the step at hand
+  std::set<std::string> told_;                              // why steps went through the hosts; each is logged once
 };
 
 // Rows of a step with prompts that are attended here are copied to the peers run by run: a step of more runs goes
 // through the hosts.
 inline constexpr size_t kMostPromptRuns = 64;
 
-// Whether a step may cross between GPUs: every sequence lies whole on one attention worker, where all of it is attended
-// or, of a prompt, nothing; and `gpu_of` each of them says which GPU it has that this one is linked with, at most
-// kMostExchangePeers and no two the same. Processes that share a GPU take turns on it, so one that waits there holds up
-// the other. Empty: no link. `spread` is scratch.
-// Threads: pure, except for `spread`.
-bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
-                     const std::function<std::string_view(NodeId)>& gpu_of, RowSpread& spread);
+// Whether a step may cross between GPUs; kFailedPrecondition: why not, in one line, which is empty where a link of the
+// step's is missing, since GpuLinks::Describe has the reason. `gpu_of` each of its attention workers says which GPU it
+// has that this one is linked with, at most kMostExchangePeers and no two the same; empty: no link. Processes that
+// share a GPU take turns on it, so one that waits there holds up the other. Every sequence lies whole on one of these
+// workers, where all of it is attended or, of a prompt, nothing; or its heads are divided among them, where all of it
+// is attended. `rows` is scratch. Threads: pure, except for `rows`.
+absl::Status GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
+                             const std::function<std::string_view(NodeId)>& gpu_of, PeerRows& rows);
 
 }  // namespace dovetail::compute

@@ -146,10 +146,14 @@ absl::Status CudaAttentionExecutor::PeerCrossing::Use(const exchange::Seam& seam
 
 absl::Status CudaAttentionExecutor::PeerCrossing::Begin(MicroBatchId id, MicroBatch& batch) {
   DT_RETURN_IF_ERROR(batch.work->Begin(*batch.stream));
-  int64_t rows = 0;
-  for (const proto::ShardStep& item : executor_.core_.LayoutOf(id, LayerGroup(0)).items)
-    rows += std::max(item.rows.q_count, item.rows.kv_count);
-  if (rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
+  int64_t most_rows = 0;
+  for (int g = 0; g < executor_.core_.table().group_count(); ++g) {
+    int64_t rows = 0;
+    for (const proto::ShardStep& item : executor_.core_.LayoutOf(id, LayerGroup(static_cast<uint16_t>(g))).items)
+      rows += std::max(item.rows.q_count, item.rows.kv_count);
+    most_rows = std::max(most_rows, rows);
+  }
+  if (most_rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
   return steps_[id.value()].peer->BeginStep(*batch.stream, id, executor_.core_.StepOf(id));
 }
 

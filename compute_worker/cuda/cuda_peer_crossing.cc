@@ -80,7 +80,8 @@ absl::Status CudaPeerCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& b
   Step& step = StepOf(batch);
   if (const size_t parts = core.PartsOf(batch.id).size(); parts != step.peers.size())
     return Internal("a step of ", parts, " attention workers cannot stay on ", step.peers.size(), " GPUs");
-  if (!SpreadRows(core, batch.id, step.spread)) return Internal("a step of divided sequences cannot stay on GPUs");
+  step.divides = !SpreadRows(core, batch.id, step.spread);
+  if (step.divides) DT_RETURN_IF_ERROR(step.divided.Plan(core, batch.id, step.peers));
   step.attends = !core.PromptsOf(batch.id).empty();
   if (prompts_ != nullptr) DT_RETURN_IF_ERROR(prompts_->Settle(batch));
   DT_RETURN_IF_ERROR(batch.BeginWork());
@@ -103,6 +104,7 @@ size_t CudaPeerCrossing::UploadBytes(int64_t rows) {
 
 void CudaPeerCrossing::AddTo(kernels::cuda::UploadLayout& layout, const CudaBatch& batch) {
   Step& step = StepOf(batch);
+  if (step.divides) return step.divided.AddTo(layout);
   step.fan_at = layout.Add<ExchangeFan>(step.fans() ? 1 : 0);
   step.fan_rows_at = layout.Add<ExchangeRow>(step.fans() ? batch.rows : 0);
 }
@@ -111,6 +113,7 @@ void CudaPeerCrossing::Fill(std::byte* host, const std::byte* device, const Cuda
   Step& step = StepOf(batch);
   step.fan = nullptr;
   step.rows = nullptr;
+  if (step.divides) return step.divided.Fill(host, device, batch, table_);
   if (!step.fans()) return;
   exchange::FillFan(step.peers, batch.id, step.spread.part_rows, *reinterpret_cast<ExchangeFan*>(host + step.fan_at));
   auto* row = reinterpret_cast<ExchangeRow*>(host + step.fan_rows_at);
@@ -122,6 +125,7 @@ void CudaPeerCrossing::Fill(std::byte* host, const std::byte* device, const Cuda
 // Several peers are what `fan` says when the step runs.
 std::array<uint64_t, 3> CudaPeerCrossing::Words(const CudaBatch& batch) const {
   const Step& step = StepOf(batch);
+  if (step.divides) return step.divided.Words();
   const auto end = step.only() != nullptr ? step.only()->End(batch.id) : kernels::cuda::ExchangeEnd{};
   return {StepWork::Word(end.own), StepWork::Word(end.peer), StepWork::Word(step.fan)};
 }
@@ -131,7 +135,9 @@ absl::Status CudaPeerCrossing::BeforeHeads(CudaBatch& batch) {
 }
 
 absl::Status CudaPeerCrossing::Leave(int op, CudaBatch& batch) {
-  return StepOf(batch).attends ? prompts_->Leave(op, batch) : absl::OkStatus();
+  const Step& step = StepOf(batch);
+  if (step.divides) return step.divided.Leave(op, table_.op_group[op], batch);
+  return step.attends ? prompts_->Leave(op, batch) : absl::OkStatus();
 }
 
 absl::Status CudaPeerCrossing::AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) {
@@ -141,7 +147,7 @@ absl::Status CudaPeerCrossing::AttendPrompts(const ComputeWorkerCore& core, int 
 // q, k and v are stored where they are attended.
 void CudaPeerCrossing::LeaveFrom(int op, const CudaBatch& batch, kernels::cuda::KvAppendLaunch& out) {
   const Step& step = StepOf(batch);
-  if (step.attends) return;
+  if (step.attends || step.divides) return;
   out.signal_op = op;
   out.fan = step.fan;
   out.fan_rows = step.rows;
@@ -160,12 +166,14 @@ const void* CudaPeerCrossing::Arriving(const std::vector<WorkerPart>& parts, con
   return step.only() != nullptr && !step.attends ? parts[0].partial.data() : nullptr;
 }
 
-// o lies in the one peer's slot, or of several is gathered in lane->attended, or is with that of prompts.
+// o lies in the one peer's slot, or of several is gathered in lane->attended, or is with that of prompts. That of
+// divided sequences is brought together there.
 absl::StatusOr<const void*> CudaPeerCrossing::Arrive(int op, const std::vector<WorkerPart>&, const void* arriving,
                                                      CudaBatch& batch) {
   const Step& step = StepOf(batch);
   const auto number = static_cast<uint32_t>(op);
   if (step.attends) return prompts_->Arrive(op, batch);
+  if (step.divides) return step.divided.Arrive(op, table_.op_group[op], batch);
   if (step.fan == nullptr) {
     DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(batch.stream(), {step.only()->End(batch.id), number}));
     return arriving;
@@ -195,8 +203,8 @@ absl::Status CudaPeerCrossing::BeforeDraws(CudaBatch& batch) {
 absl::Status CudaPeerCrossing::EndTurn(CudaBatch& batch) {
   const Step& step = StepOf(batch);
   kernels::cuda::ExchangeGiveTurnLaunch give;
-  give.fan = step.fan;
-  if (step.fan == nullptr) give.own = step.only()->End(batch.id).own;
+  give.fan = step.divides ? step.divided.fan() : step.fan;
+  if (give.fan == nullptr) give.own = step.only()->End(batch.id).own;
   return batch.Enqueue(give, kernels::cuda::ExchangeGiveTurn);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "compute_worker/cuda/cuda_crossing.h"
+#include "compute_worker/cuda/cuda_divided_rows.h"
 #include "compute_worker/cuda/cuda_peer_prompts.h"
 #include "compute_worker/row_spread.h"
 #include "compute_worker/turn_choice.h"
@@ -14,7 +15,8 @@ namespace dovetail::compute {
 
 // BetweenGpus: kernels store q, k and v into the memory of the attention workers' GPUs and wait for o in this one's.
 // Each micro-batch has a lane of its own where it can, so that a wait of one does not hold up another. In a step with
-// prompts that are attended here, the copy engine takes q, k and v there instead (CudaPeerPrompts).
+// prompts that are attended here, the copy engine takes q, k and v there instead (CudaPeerPrompts); in one with divided
+// sequences a kernel of its own does (CudaDividedRows).
 // Threads: reactor-owned, as CudaDense.
 class CudaPeerCrossing final : public CudaCrossing {
  public:
@@ -67,6 +69,8 @@ class CudaPeerCrossing final : public CudaCrossing {
     std::vector<exchange::GpuExchange*> peers;  // by part
     RowSpread spread;
     bool attends = false;                              // prompts
+    bool divides = false;                              // some sequences are divided
+    CudaDividedRows divided;                           // if so
     size_t fan_at = 0, fan_rows_at = 0;                // in the upload
     const kernels::cuda::ExchangeFan* fan = nullptr;   // on the device, of several peers; null: there is only one
     const kernels::cuda::ExchangeRow* rows = nullptr;  // likewise
@@ -76,8 +80,8 @@ class CudaPeerCrossing final : public CudaCrossing {
     bool launched = false;                             // in one piece
     TurnChoice::Load load;                             // as it began
     bool takes_turns = false;
-    exchange::GpuExchange* only() const { return peers.size() == 1 ? peers[0] : nullptr; }
-    bool fans() const { return peers.size() > 1 && !attends; }
+    exchange::GpuExchange* only() const { return peers.size() == 1 && !divides ? peers[0] : nullptr; }
+    bool fans() const { return peers.size() > 1 && !attends && !divides; }
   };
   CudaPeerCrossing(const proto::AttentionTable& table, CudaLane& shared, MakeLane make_lane, int micro_batches)
       : table_(table), shared_(shared), make_lane_(std::move(make_lane)), steps_(micro_batches) {}

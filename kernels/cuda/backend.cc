@@ -100,6 +100,7 @@ constexpr Backend kBackend = {
     .exchange_push = LaunchExchangePush,
     .exchange_await_all = LaunchExchangeAwaitAll,
     .exchange_gather = LaunchExchangeGather,
+    .exchange_copies = LaunchExchangeCopies,
     .ucx_peer_pointer = UcxPeerPointer,
 };
 

@@ -165,6 +165,7 @@ struct Backend {
   int (*exchange_push)(const ExchangePushLaunch* launch, void* stream);
   int (*exchange_await_all)(const ExchangeAwaitAllLaunch* launch, void* stream);
   int (*exchange_gather)(const ExchangeGatherLaunch* launch, void* stream);
+  int (*exchange_copies)(const ExchangeCopiesLaunch* launch, void* stream);
   // exchange_launches.h; -1 in a library built without UCX's device API.
   int (*ucx_peer_pointer)(int device, void* list, unsigned index, void** pointer);
 };

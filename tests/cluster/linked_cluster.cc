@@ -91,6 +91,8 @@ absl::Status LinkedCluster::Build(const std::filesystem::path& path) {
   scheduler.attention = table_;
   scheduler.micro_batches = options_.micro_batches;
   scheduler.adapt_micro_batches = false;
+  scheduler.placement = options_.placement;
+  scheduler.token_shard_tokens = options_.token_shard_tokens;
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(
       scheduler, 0, *ports_[0], SystemClock(), [this](requests::GenerationUpdate update) { Take(std::move(update)); },
       [this](const proto::StepResult& result, int, int) { failed_ += result.status != proto::StepStatus::kOk; });

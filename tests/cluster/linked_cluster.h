@@ -26,6 +26,8 @@ struct LinkedClusterOptions {
   int micro_batches = 1;
   uint32_t kv_blocks = 4000;
   std::optional<uint64_t> scratch_bytes = 16 << 20;  // none: as a compute worker takes by itself
+  scheduler::PlacementPolicy placement = scheduler::PlacementPolicy::kRequest;
+  int token_shard_tokens = 64;  // kTokens and kMixed
 };
 
 // What a request was answered.

@@ -205,24 +205,26 @@ TEST_F(SeamChoiceTest, DeviceRefusesAStepThatWouldGoThroughTheHostsInOneLine) {
 
 TEST_F(SeamChoiceTest, AStepOfSeveralWorkersIsTheGpusOwnIfAllAreLinkedAndNoneIsShared) {
   Begin(/*divided=*/true);
-  RowSpread spread;
+  PeerRows rows;
   const auto may = [&](std::string_view first, std::string_view second) {
     const auto gpu_of = [&](NodeId node) { return node == NodeId(10) ? first : second; };
-    return GpusMayExchange(core_, kFirst, gpu_of, spread);
+    return GpusMayExchange(core_, kFirst, gpu_of, rows).ok();
   };
   EXPECT_TRUE(may("0000:01:00.0", "0000:02:00.0"));
-  EXPECT_THAT(spread.part_rows, ElementsAre(1, 1));
+  EXPECT_THAT(rows.spread.part_rows, ElementsAre(1, 1));
   EXPECT_FALSE(may("0000:01:00.0", "")) << "a worker on a CPU, or not linked yet";
   EXPECT_FALSE(may("0000:01:00.0", "0000:01:00.0")) << "two processes take turns on a GPU";
 }
 
 TEST_F(SeamChoiceTest, AStepOfOneWorkerIsTheGpusOwnIfItIsLinked) {
   Begin(/*divided=*/false);
-  RowSpread spread;
-  EXPECT_TRUE(GpusMayExchange(
-      core_, kFirst, [](NodeId) { return "0000:01:00.0"; }, spread));
-  EXPECT_FALSE(GpusMayExchange(
-      core_, kFirst, [](NodeId) { return ""; }, spread));
+  PeerRows rows;
+  const auto may = [&](std::string_view gpu) {
+    return GpusMayExchange(
+        core_, kFirst, [gpu](NodeId) { return gpu; }, rows);
+  };
+  EXPECT_TRUE(may("0000:01:00.0").ok());
+  EXPECT_FALSE(may("").ok());
 }
 
 // Prompts of 16 tokens and decodes by turns.
@@ -239,11 +241,11 @@ TEST_F(SeamChoiceTest, AStepOfPromptsIsTheGpusOwnUnlessItsRowsChangeTooOften) {
     std::vector<Action> actions;
     core_.Handle(PlanArrived{std::move(plan)}, actions);
     EXPECT_EQ(core_.PromptsOf(kFirst).size(), (entries + 1) / 2);
-    RowSpread spread;
-    const bool may = GpusMayExchange(
-        core_, kFirst, [](NodeId) { return "0000:01:00.0"; }, spread);
+    PeerRows rows;
+    const absl::Status may = GpusMayExchange(
+        core_, kFirst, [](NodeId) { return "0000:01:00.0"; }, rows);
     core_.Handle(StepFailed{kFirst, absl::CancelledError()}, actions);
-    return may;
+    return may.ok();
   };
   EXPECT_TRUE(may(1, 1));
   EXPECT_TRUE(may(2, kMostPromptRuns));

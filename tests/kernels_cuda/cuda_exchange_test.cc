@@ -164,6 +164,47 @@ TEST_F(CudaExchangeTest, TheKernelThatMakesQKAndVTellsThatTheyAreThere) {
   EXPECT_EQ(Words(0).blocks_done, 0u) << "for the next message";
 }
 
+// Copies of rows of 16-byte and of 4-byte units, of several blocks each; the waiting side sees all of them.
+TEST_F(CudaExchangeTest, CopiesGoWhereTheirListSaysBeforeThePeersAreTold) {
+  constexpr int kRows = 40;
+  BeginStep(0, 5);
+  BeginStep(1, 5);
+  auto from = *device().Allocate(kBytes), to = *device().Allocate(kBytes), seen = *device().Allocate(kBytes);
+  std::vector<uint8_t> sent(kBytes), came(kBytes), expected(kBytes, 0);
+  for (size_t i = 0; i < kBytes; ++i) sent[i] = static_cast<uint8_t>(i * 7 + i / 251);
+  const ExchangeCopy copies[] = {
+      {from->data() + 32, to->data() + 16, 64, 48, kRows, 32},
+      {from->data() + 4, to->data() + 2048, 12, 8, kRows, 8},
+  };
+  for (const ExchangeCopy& copy : copies) {
+    const auto at = static_cast<const std::byte*>(copy.from) - from->data();
+    for (int row = 0; row < copy.rows; ++row)
+      for (int i = 0; i < copy.row_bytes; ++i)
+        expected[static_cast<std::byte*>(copy.to) - to->data() + row * copy.to_step + i] =
+            sent[at + row * copy.from_step + i];
+  }
+  ExchangeFan fan;
+  fan.count = 1;
+  fan.peers[0].end = End(0);
+  auto lists = *device().Allocate(sizeof(copies) + sizeof(fan));
+  auto* const there = reinterpret_cast<ExchangeFan*>(lists->data() + sizeof(copies));
+  ASSERT_TRUE(streams_[0]->Copy(lists->data(), copies, sizeof(copies)).ok());
+  ASSERT_TRUE(streams_[0]->Copy(there, &fan, sizeof(fan)).ok());
+  ASSERT_TRUE(streams_[0]->Copy(from->data(), sent.data(), kBytes).ok());
+  ASSERT_TRUE(streams_[0]->Fill(to->data(), 0, kBytes).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  ASSERT_TRUE(ExchangeAwait(*streams_[1], {End(1), 3}).ok());
+  ASSERT_TRUE(streams_[1]->Copy(seen->data(), to->data(), kBytes).ok());
+  ExchangeCopiesLaunch launch{there, reinterpret_cast<const ExchangeCopy*>(lists->data()), 2, 3, 3};
+  ASSERT_TRUE(ExchangeCopies(*streams_[0], launch).ok());
+  ASSERT_TRUE(streams_[1]->Copy(came.data(), seen->data(), kBytes).ok());
+  ASSERT_TRUE(streams_[1]->SynchronizeStatus().ok());
+  EXPECT_EQ(came, expected);
+  EXPECT_TRUE(StatusOf(1).ok());
+  launch.copies = nullptr;
+  EXPECT_TRUE(absl::IsInvalidArgument(ExchangeCopies(*streams_[0], launch)));
+}
+
 // Two steps of one GPU, each with a stream and words; both have received all that they wait for.
 class ExchangeTurnTest : public CudaExchangeTest {
  protected:

@@ -1,10 +1,14 @@
 #include "kernels/cuda/exchange/cuda_exchange.h"
 
+#include <algorithm>
+
 namespace dovetail::kernels::cuda {
 namespace {
 
 constexpr int kMostPushBlocks = 1024;
 constexpr uint64_t kVector = 16;
+constexpr int64_t kSplitBytes = 8192;
+constexpr int kMostSplits = 64;
 
 absl::Status CheckOp(uint64_t op) {
   if (op + 1 < kExchangeOps) return absl::OkStatus();
@@ -65,6 +69,18 @@ absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args
     return InvalidArgument("exchange between GPUs: ", args.count, " rows of ", args.row_bytes,
                            " bytes; they are to be multiples of ", kVector);
   return Enqueue(stream, stream.device().library()->exchange_gather, args);
+}
+
+absl::Status ExchangeCopies(CudaStream& stream, const ExchangeCopiesLaunch& args) {
+  if (args.count < 0 || args.splits < 1 || args.splits > kMostSplits || (args.count == 0 && args.fan != nullptr))
+    return InvalidArgument("exchange between GPUs: ", args.count, " copies by ", args.splits, " blocks each");
+  if (args.copies == nullptr) return InvalidArgument("exchange between GPUs: a pointer is null");
+  DT_RETURN_IF_ERROR(CheckOp(args.op));
+  return Enqueue(stream, stream.device().library()->exchange_copies, args);
+}
+
+int ExchangeSplits(int64_t bytes) {
+  return static_cast<int>(std::clamp<int64_t>((bytes + kSplitBytes - 1) / kSplitBytes, 1, kMostSplits));
 }
 
 absl::StatusOr<void*> UcxPeerPointer(CudaDevice& device, void* list, unsigned index) {

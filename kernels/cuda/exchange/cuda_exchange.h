@@ -14,6 +14,9 @@ absl::Status ExchangeSignal(CudaStream& stream, const ExchangeSignalLaunch& args
 absl::Status ExchangePush(CudaStream& stream, const ExchangePushLaunch& args);
 absl::Status ExchangeAwaitAll(CudaStream& stream, const ExchangeAwaitAllLaunch& args);
 absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args);
+absl::Status ExchangeCopies(CudaStream& stream, const ExchangeCopiesLaunch& args);
+// How many thread blocks a copy of so many bytes should have.
+int ExchangeSplits(int64_t bytes);
 
 // For transport/ucx/device_link.h: where kernels on `device` reach element `index` of a remote memory list. Blocks.
 // kFailedPrecondition: by no plain store.

@@ -71,6 +71,40 @@ __global__ void __launch_bounds__(kGatherThreads) GatherKernel(const __grid_cons
   for (int i = threadIdx.x; i < count; i += kGatherThreads) to[i] = __ldcg(from + i);
 }
 
+constexpr int kCopyThreads = 128;
+
+// Elements of a copy's rows that this block copies, one below the other.
+template <typename Element>
+__device__ __forceinline__ void CopyRows(const ExchangeCopy& c) {
+  const int width = c.row_bytes / static_cast<int>(sizeof(Element));
+  const int64_t count = static_cast<int64_t>(c.rows) * width;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * kCopyThreads;
+#pragma unroll 4
+  for (int64_t i = blockIdx.y * kCopyThreads + threadIdx.x; i < count; i += step) {
+    const int64_t row = i / width, at = i % width;
+    const auto* from = reinterpret_cast<const Element*>(static_cast<const char*>(c.from) + row * c.from_step) + at;
+    *(reinterpret_cast<Element*>(static_cast<char*>(c.to) + row * c.to_step) + at) = __ldcg(from);
+  }
+}
+
+// A column of blocks a copy.
+__global__ void __launch_bounds__(kCopyThreads) CopiesKernel(const __grid_constant__ ExchangeCopiesLaunch p) {
+  const ExchangeCopy c = p.copies[blockIdx.x];
+  const bool first = p.fan != nullptr && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0;
+  TurnOf turn;
+  if (first) turn = LoadTurn(p.fan->peers[0].end.own);
+  WaitForPredecessor();
+  if (first) GiveTurn(turn);
+  const uint64_t all = reinterpret_cast<uint64_t>(c.from) | reinterpret_cast<uint64_t>(c.to) |
+                       static_cast<uint64_t>(c.from_step | c.to_step | c.row_bytes);
+  if (all % sizeof(int4) == 0) {
+    CopyRows<int4>(c);
+  } else {
+    CopyRows<int>(c);
+  }
+  if (p.fan != nullptr) ExchangeSignalAllWhenLast(*p.fan, p.op, gridDim.x * gridDim.y);
+}
+
 cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 // CUDA loads a kernel at its first launch, and that load waits for the kernels that run: one that waits for a message
@@ -80,6 +114,7 @@ cudaError_t LoadThoseThatSend() {
   cudaError_t error = cudaFuncGetAttributes(&ignored, SignalKernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&ignored, PushKernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&ignored, GiveTurnKernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&ignored, CopiesKernel);
   return error == cudaSuccess ? cudaFuncGetAttributes(&ignored, GatherKernel) : error;
 }
 
@@ -115,6 +150,11 @@ int LaunchExchangeAwaitAll(const ExchangeAwaitAllLaunch* launch, void* stream) {
 int LaunchExchangeGather(const ExchangeGatherLaunch* launch, void* stream) {
   if (launch->count == 0) return 0;
   return LaunchDependent(GatherKernel, dim3(launch->count), kGatherThreads, 0, AsStream(stream), *launch);
+}
+
+int LaunchExchangeCopies(const ExchangeCopiesLaunch* launch, void* stream) {
+  if (launch->count == 0) return 0;
+  return LaunchDependent(CopiesKernel, dim3(launch->count, launch->splits), kCopyThreads, 0, AsStream(stream), *launch);
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -106,6 +106,24 @@ struct ExchangeRow {
   int32_t peer = 0, row = 0;  // the row-th of the peer's
 };
 
+// Rows of bytes from one place to another: a part of what crosses in a step whose sequences are divided among peers.
+struct ExchangeCopy {
+  const void* from = nullptr;
+  void* to = nullptr;
+  int64_t from_step = 0, to_step = 0;  // bytes from row to row
+  int32_t rows = 0, row_bytes = 0;     // row_bytes, steps and places are multiples of 4
+};
+
+// Does the copies, which lie in device memory and were written before the step. With a fan it then tells all of its
+// peers that message `op` is there; a step that takes turns gives its turn up, as with KvAppendLaunch.
+struct ExchangeCopiesLaunch {
+  const ExchangeFan* fan = nullptr;  // null: no peer is told
+  const ExchangeCopy* copies = nullptr;
+  int32_t count = 0;
+  int32_t splits = 1;  // thread blocks a copy
+  uint32_t op = 0;
+};
+
 // Gives up the turn of a step that has nothing more to send; kernels that send q, k and v give it up themselves.
 struct ExchangeGiveTurnLaunch {
   ExchangeWords* own = nullptr;

@@ -11,6 +11,7 @@ int LaunchExchangeSignal(const ExchangeSignalLaunch* launch, void* stream);
 int LaunchExchangePush(const ExchangePushLaunch* launch, void* stream);
 int LaunchExchangeAwaitAll(const ExchangeAwaitAllLaunch* launch, void* stream);
 int LaunchExchangeGather(const ExchangeGatherLaunch* launch, void* stream);
+int LaunchExchangeCopies(const ExchangeCopiesLaunch* launch, void* stream);
 
 // Where this device sees element `index` of a remote memory list of UCX's device API (transport/ucx/device_link.h).
 // Blocks. -1: memory that no plain store reaches, or a library built without UCX's device API.

@@ -1,0 +1,125 @@
+#include "compute_worker/cuda/cuda_divided_rows.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/exchange/cuda_exchange.h"
+
+namespace dovetail::compute {
+
+using exchange::GpuExchange;
+using kernels::cuda::ExchangeCopy;
+using kernels::cuda::ExchangeFan;
+using kernels::cuda::StepWork;
+
+namespace {
+
+constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
+
+// Thread blocks for the largest of the copies.
+int SplitsOf(const std::vector<DividedRows::Copy>& copies) {
+  int64_t most = 0;
+  for (const DividedRows::Copy& copy : copies) most = std::max(most, copy.rows * copy.row_bytes);
+  return kernels::cuda::ExchangeSplits(most);
+}
+
+uint64_t Mixed(uint64_t word, size_t value) { return (word ^ value) * 0x9e3779b97f4a7c15ull; }
+
+}  // namespace
+
+absl::Status CudaDividedRows::Plan(const ComputeWorkerCore& core, MicroBatchId id,
+                                   const std::vector<GpuExchange*>& peers) {
+  if (const absl::Status divided = DivideRows(core, id, rows_); !divided.ok())
+    return Internal("a step cannot stay on GPUs: ", std::string(divided.message()));
+  peers_ = peers;
+  groups_.assign(rows_.groups.size(), {});
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g].leaving_splits = SplitsOf(rows_.groups[g].leaving);
+    groups_[g].arriving_splits = SplitsOf(rows_.groups[g].arriving);
+  }
+  return absl::OkStatus();
+}
+
+void CudaDividedRows::AddTo(kernels::cuda::UploadLayout& layout) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g].fan_at = layout.Add<ExchangeFan>(1);
+    groups_[g].leaving_at = layout.Add<ExchangeCopy>(rows_.groups[g].leaving.size());
+    groups_[g].arriving_at = layout.Add<ExchangeCopy>(rows_.groups[g].arriving.size());
+  }
+}
+
+ExchangeCopy CudaDividedRows::CopyOf(const DividedRows::Copy& copy, const proto::SoftmaxSpec& spec,
+                                     const CudaBatch& batch) const {
+  using Tensor = DividedRows::Tensor;
+  const GpuExchange& peer = *peers_[static_cast<size_t>(copy.part)];
+  ExchangeCopy out;
+  out.rows = static_cast<int32_t>(copy.rows);
+  out.row_bytes = static_cast<int32_t>(copy.row_bytes);
+  if (copy.tensor == Tensor::kOutput) {
+    out.from = peer.own_slot(batch.id) + copy.payload_at;
+    out.from_step = copy.payload_step;
+    out.to = batch.lane->attended->data() + copy.tensor_at;
+    out.to_step = copy.tensor_step;
+    return out;
+  }
+  const int64_t values_at = batch.rows * int64_t{spec.kv_heads} * spec.key_dim * kElement;
+  const std::byte* const tensor = copy.tensor == Tensor::kQuery ? batch.query->data()
+                                  : copy.tensor == Tensor::kKey ? batch.key_value->data()
+                                                                : batch.key_value->data() + values_at;
+  const size_t payload = copy.tensor == Tensor::kQuery ? 0 : peer.key_value_at();
+  out.from = tensor + copy.tensor_at;
+  out.from_step = copy.tensor_step;
+  out.to = peer.peer_slot(batch.id) + payload + copy.payload_at;
+  out.to_step = copy.payload_step;
+  return out;
+}
+
+void CudaDividedRows::Fill(std::byte* host, const std::byte* device, const CudaBatch& batch,
+                           const proto::AttentionTable& table) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    const DividedRows::Group& rows = rows_.groups[g];
+    const proto::SoftmaxSpec& spec = table.softmax(LayerGroup(static_cast<uint16_t>(g)));
+    std::vector<GpuExchange*> peers;
+    for (const int part : rows.parts) peers.push_back(peers_[static_cast<size_t>(part)]);
+    const std::vector<int> no_rows(peers.size());  // what goes to them is said by the copies
+    exchange::FillFan(peers, batch.id, no_rows, *reinterpret_cast<ExchangeFan*>(host + group.fan_at));
+    const auto fill = [&](const std::vector<DividedRows::Copy>& copies, size_t at) {
+      auto* out = reinterpret_cast<ExchangeCopy*>(host + at);
+      for (const DividedRows::Copy& copy : copies) *out++ = CopyOf(copy, spec, batch);
+      return reinterpret_cast<const ExchangeCopy*>(device + at);
+    };
+    group.fan = reinterpret_cast<const ExchangeFan*>(device + group.fan_at);
+    group.leaving = fill(rows.leaving, group.leaving_at);
+    group.arriving = fill(rows.arriving, group.arriving_at);
+  }
+}
+
+std::array<uint64_t, 3> CudaDividedRows::Words() const {
+  uint64_t counts = 1, places = 1;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
+    for (const size_t value : {rows_.groups[g].leaving.size(), rows_.groups[g].arriving.size(),
+                               static_cast<size_t>(group.leaving_splits), static_cast<size_t>(group.arriving_splits)})
+      counts = Mixed(counts, value);
+    for (const size_t at : {group.fan_at, group.leaving_at, group.arriving_at}) places = Mixed(places, at);
+  }
+  return {counts, places, StepWork::Word(groups_[0].fan)};
+}
+
+absl::Status CudaDividedRows::Leave(int op, LayerGroup of, CudaBatch& batch) const {
+  const Group& group = groups_[of.value()];
+  const auto count = static_cast<int32_t>(rows_.groups[of.value()].leaving.size());
+  return kernels::cuda::ExchangeCopies(
+      batch.stream(), {group.fan, group.leaving, count, group.leaving_splits, static_cast<uint32_t>(op)});
+}
+
+absl::StatusOr<const void*> CudaDividedRows::Arrive(int op, LayerGroup of, CudaBatch& batch) const {
+  const Group& group = groups_[of.value()];
+  const auto count = static_cast<int32_t>(rows_.groups[of.value()].arriving.size());
+  DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwaitAll(batch.stream(), {group.fan, static_cast<uint32_t>(op)}));
+  DT_RETURN_IF_ERROR(
+      kernels::cuda::ExchangeCopies(batch.stream(), {nullptr, group.arriving, count, group.arriving_splits, 0}));
+  return batch.lane->attended->data();
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,125 @@
+#include "compute_worker/divided_rows.h"
+
+#include <algorithm>
+
+namespace dovetail::compute {
+namespace {
+
+using Copy = DividedRows::Copy;
+using Tensor = DividedRows::Tensor;
+
+// Why an item cannot be exchanged by GPUs; OK: it can.
+absl::Status CheckItem(const proto::ShardStep& item) {
+  if (!item.tokens.whole())
+    return FailedPrecondition("a sequence is divided by tokens, whose partial results are joined on the host");
+  if (item.states != proto::StateExchange::kTokens)
+    return FailedPrecondition("the linear layers of a prompt run on the compute worker, and states cross");
+  if (!item.finished() || item.gather_count > 0 || item.rows.q_count == 0)
+    return FailedPrecondition("a prompt of a divided sequence is attended on the compute worker");
+  return absl::OkStatus();
+}
+
+// Items that follow each other in the step and in the payload are one copy.
+void Add(const Copy& copy, std::vector<Copy>& copies) {
+  if (copy.rows == 0) return;
+  if (!copies.empty()) {
+    Copy& last = copies.back();
+    const bool alike = last.part == copy.part && last.tensor == copy.tensor && last.row_bytes == copy.row_bytes;
+    if (alike && last.tensor_at + last.rows * last.tensor_step == copy.tensor_at &&
+        last.payload_at + last.rows * last.payload_step == copy.payload_at) {
+      last.rows += copy.rows;
+      return;
+    }
+  }
+  copies.push_back(copy);
+}
+
+// Rows of `heads` heads of `head_bytes`, from head `first` on, of a tensor of `all` heads.
+struct Heads {
+  int64_t all = 0, first = 0, count = 0, head_bytes = 0;
+  Copy Rows(int part, Tensor tensor, int64_t row, int64_t rows, int64_t payload_at) const {
+    return {.part = part,
+            .tensor = tensor,
+            .tensor_at = (row * all + first) * head_bytes,
+            .tensor_step = all * head_bytes,
+            .payload_at = payload_at,
+            .payload_step = count * head_bytes,
+            .rows = rows,
+            .row_bytes = count * head_bytes};
+  }
+};
+
+struct ItemRows {
+  int part = 0;
+  int64_t row = 0;  // of the step: the entry's first
+  const proto::ShardStep* item = nullptr;
+  const proto::SoftmaxSpec* spec = nullptr;
+
+  int64_t element() const { return static_cast<int64_t>(SizeOf(spec->kv)); }
+  Heads QueryHeads(int dim) const {
+    return {spec->query_heads, int64_t{item->kv_heads.begin} * spec->group_size(), item->query_heads, dim * element()};
+  }
+  Heads KvHeads(int dim) const {
+    return {spec->kv_heads, item->kv_heads.begin, item->kv_heads.size(), dim * element()};
+  }
+  Copy Query() const {
+    return QueryHeads(spec->key_dim)
+        .Rows(part, Tensor::kQuery, row + item->rows.q_first, item->rows.q_count, item->query_offset);
+  }
+  Copy Key() const {
+    return KvHeads(spec->key_dim)
+        .Rows(part, Tensor::kKey, row + item->rows.kv_first, item->rows.kv_count, item->key_offset);
+  }
+  Copy Value() const {
+    return KvHeads(spec->value_dim)
+        .Rows(part, Tensor::kValue, row + item->rows.kv_first, item->rows.kv_count, item->value_offset);
+  }
+  Copy Output() const {
+    return QueryHeads(spec->value_dim)
+        .Rows(part, Tensor::kOutput, row + item->rows.q_first, item->rows.q_count, item->partial_offset);
+  }
+};
+
+// One kind of copies after the other, so that those of neighbouring items may become one.
+void AddItems(const std::vector<ItemRows>& items, DividedRows::Group& group) {
+  for (const ItemRows& item : items) Add(item.Query(), group.leaving);
+  for (const ItemRows& item : items) Add(item.Key(), group.leaving);
+  for (const ItemRows& item : items) Add(item.Value(), group.leaving);
+  for (const ItemRows& item : items) Add(item.Output(), group.arriving);
+}
+
+}  // namespace
+
+absl::Status DivideRows(const ComputeWorkerCore& core, MicroBatchId id, DividedRows& divided) {
+  if (!core.PromptsOf(id).empty())
+    return FailedPrecondition("a prompt of a step with divided sequences is attended on the compute worker");
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  std::vector<int64_t> row_begin;
+  int64_t rows = 0;
+  for (const proto::StepEntry& entry : core.PlanOf(id).entries) {
+    row_begin.push_back(rows);
+    rows += static_cast<int64_t>(entry.tokens.size());
+  }
+  divided.groups.resize(static_cast<size_t>(core.table().group_count()));
+  std::vector<ItemRows> items;
+  for (size_t g = 0; g < divided.groups.size(); ++g) {
+    DividedRows::Group& group = divided.groups[g];
+    group.parts.clear();
+    group.leaving.clear();
+    group.arriving.clear();
+    const proto::SoftmaxSpec& spec = core.table().softmax(LayerGroup(static_cast<uint16_t>(g)));
+    for (size_t p = 0; p < parts.size(); ++p) {
+      items.clear();
+      for (const proto::ShardStep& item : parts[p].layouts[g].items) {
+        DT_RETURN_IF_ERROR(CheckItem(item));
+        items.push_back({static_cast<int>(p), row_begin[static_cast<size_t>(item.entry)], &item, &spec});
+      }
+      if (items.empty()) continue;
+      group.parts.push_back(static_cast<int>(p));
+      AddItems(items, group);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,122 @@
+#include "compute_worker/divided_rows.h"
+
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "tests/compute_worker/small_spec.h"
+
+namespace dovetail::compute {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Tensor = DividedRows::Tensor;
+
+constexpr Epoch kEpoch{1};
+constexpr MicroBatchId kFirst{0};
+constexpr int64_t kHead = 8 * 2;  // bytes of a head of SmallSpec
+
+// Two layer groups, full and windowed, of 4 query and 2 KV heads each.
+proto::AttentionTable TwoGroups() {
+  proto::SoftmaxSpec windowed = SmallSpec();
+  windowed.window = 32;
+  return *proto::AttentionTable::Build({SmallSpec(), windowed});
+}
+
+class DividedRowsTest : public ::testing::Test {
+ protected:
+  DividedRowsTest()
+      : core_(TwoGroups(), {{StageKind::kDense, 0}},
+              {.max_step_tokens = 64, .vocab_size = 100, .prompt_tokens = 16, .prompt_blocks = 64}) {
+    for (uint32_t worker = 0; worker < 3; ++worker)
+      core_.AddAttentionWorker({WorkerId(worker), kEpoch, NodeId(10 + worker)});
+  }
+  static proto::Shard ShardOf(uint16_t group, uint32_t worker, proto::HeadRange heads = {0, 2},
+                              proto::TokenRange tokens = {}) {
+    return {LayerGroup(group), WorkerId(worker), kEpoch, heads, tokens};
+  }
+  void Add(int q_len, const std::vector<proto::Shard>& placement, Position ctx_len = 0) {
+    proto::StepEntry entry;
+    entry.sequence = SequenceId(plan_.entries.size() + 1);
+    entry.ctx_len = ctx_len;
+    entry.tokens.assign(q_len, 5);
+    entry.placement.assign(placement.begin(), placement.end());
+    plan_.entries.push_back(std::move(entry));
+  }
+  absl::Status Divide() {
+    plan_.step = StepId(++steps_);
+    plan_.micro_batch = kFirst;
+    std::vector<Action> actions;
+    core_.Handle(PlanArrived{std::exchange(plan_, {})}, actions);
+    EXPECT_TRUE(core_.running(kFirst));
+    const absl::Status divided = DivideRows(core_, kFirst, divided_);
+    core_.Handle(StepFailed{kFirst, absl::CancelledError()}, actions);
+    return divided;
+  }
+  // tensor_at, tensor_step, payload_at, payload_step, rows, row_bytes
+  static std::vector<int64_t> Of(const DividedRows::Copy& c) {
+    return {c.tensor_at, c.tensor_step, c.payload_at, c.payload_step, c.rows, c.row_bytes};
+  }
+
+  ComputeWorkerCore core_;
+  proto::StepPlan plan_;
+  uint64_t steps_ = 0;
+  DividedRows divided_;
+};
+
+TEST_F(DividedRowsTest, HeadsOfARowGoToTheirWorkersAndComeBackToTheirPlace) {
+  Add(1, {ShardOf(0, 0), ShardOf(1, 0)}, 70);  // row 0, whole
+  Add(2, {ShardOf(0, 0, {0, 1}), ShardOf(0, 1, {1, 2}), ShardOf(1, 1)}, 5);
+  ASSERT_TRUE(Divide().ok());
+  const DividedRows::Group& full = divided_.groups[0];
+  EXPECT_THAT(full.parts, ElementsAre(0, 1));
+  ASSERT_EQ(full.leaving.size(), 9u);
+  // Worker 0: four query heads of the first row, then two of each of the others.
+  EXPECT_EQ(full.leaving[0].tensor, Tensor::kQuery);
+  EXPECT_THAT(Of(full.leaving[0]), ElementsAre(0, 4 * kHead, 0, 4 * kHead, 1, 4 * kHead));
+  EXPECT_THAT(Of(full.leaving[1]), ElementsAre(4 * kHead, 4 * kHead, 4 * kHead, 2 * kHead, 2, 2 * kHead));
+  EXPECT_EQ(full.leaving[2].tensor, Tensor::kKey);
+  EXPECT_THAT(Of(full.leaving[3]), ElementsAre(2 * kHead, 2 * kHead, 2 * kHead, kHead, 2, kHead));
+  EXPECT_EQ(full.leaving[5].tensor, Tensor::kValue);
+  EXPECT_THAT(Of(full.leaving[5]), ElementsAre(2 * kHead, 2 * kHead, 6 * kHead, kHead, 2, kHead))
+      << "behind two heads of k and v of the first row, and two of k";
+  // Worker 1: the last two query heads and the last KV head.
+  EXPECT_EQ(full.leaving[6].part, 1);
+  EXPECT_THAT(Of(full.leaving[6]), ElementsAre(6 * kHead, 4 * kHead, 0, 2 * kHead, 2, 2 * kHead));
+  EXPECT_THAT(Of(full.leaving[7]), ElementsAre(3 * kHead, 2 * kHead, 0, kHead, 2, kHead));
+  ASSERT_EQ(full.arriving.size(), 3u);
+  EXPECT_EQ(full.arriving[2].part, 1);
+  EXPECT_THAT(Of(full.arriving[2]), ElementsAre(6 * kHead, 4 * kHead, 0, 2 * kHead, 2, 2 * kHead));
+  const DividedRows::Group& windowed = divided_.groups[1];
+  EXPECT_THAT(windowed.parts, ElementsAre(0, 1)) << "the second sequence lies on worker 1 here";
+  EXPECT_THAT(Of(windowed.leaving[3]), ElementsAre(4 * kHead, 4 * kHead, 0, 4 * kHead, 2, 4 * kHead));
+}
+
+TEST_F(DividedRowsTest, RowsOfSequencesThatAreDividedAlikeAreOneCopy) {
+  for (int i = 0; i < 5; ++i)
+    Add(1, {ShardOf(0, 0, {0, 1}), ShardOf(0, 1, {1, 2}), ShardOf(1, 0, {0, 1}), ShardOf(1, 1, {1, 2})}, 70 + i);
+  ASSERT_TRUE(Divide().ok());
+  for (const DividedRows::Group& group : divided_.groups) {
+    EXPECT_EQ(group.leaving.size(), 6u) << "q, k and v of two workers";
+    EXPECT_EQ(group.arriving.size(), 2u);
+    for (const DividedRows::Copy& copy : group.leaving) EXPECT_EQ(copy.rows, 5);
+  }
+}
+
+TEST_F(DividedRowsTest, AWorkerWithoutRowsInALayerGroupHasNoPartInIt) {
+  Add(1, {ShardOf(0, 0, {0, 1}), ShardOf(0, 1, {1, 2}), ShardOf(1, 2)}, 70);
+  ASSERT_TRUE(Divide().ok());
+  EXPECT_THAT(divided_.groups[0].parts, ElementsAre(0, 1));
+  EXPECT_THAT(divided_.groups[1].parts, ElementsAre(2));
+}
+
+TEST_F(DividedRowsTest, WhatCannotCrossIsSaid) {
+  Add(1, {ShardOf(0, 0, {0, 2}, {0, 64}), ShardOf(0, 1, {0, 2}, {64, proto::kOpenEnd}), ShardOf(1, 1)}, 70);
+  EXPECT_THAT(Divide().message(), HasSubstr("divided by tokens"));
+  Add(20, {ShardOf(0, 0, {0, 1}), ShardOf(0, 1, {1, 2}), ShardOf(1, 2)});
+  EXPECT_THAT(Divide().message(), HasSubstr("a prompt of a step with divided sequences is attended"));
+}
+
+}  // namespace
+}  // namespace dovetail::compute
