@@ -111,6 +111,7 @@ int GemmRun(void*, const GemmCall* call, void* stream) {
 }
 
 int LaunchGatedProduct(const GatedProductCall*, const DeviceLimits*, void*) { return kProductRefused; }
+int LaunchRouteByCluster(const RouteLaunch*, void*) { return kProductRefused; }
 bool GroupedProductRuns(const DeviceLimits*) { return true; }
 int LaunchGroupedProduct(const ExpertGemmLaunch* p, void* stream) {
   emu::Do(static_cast<cudaStream_t>(stream), [p = *p] { MultiplyGroups(p); });

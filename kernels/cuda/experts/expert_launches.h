@@ -7,6 +7,11 @@ namespace dovetail::kernels::cuda {
 // Each enqueues one kernel and returns a cudaError_t. The callers check the arguments (experts/expert_ops.h).
 // Threads: any host thread, one at a time per stream.
 int LaunchRoute(const RouteLaunch* launch, void* stream);
+// From so many rows on, thread blocks take several; fewer would leave multiprocessors idle.
+inline constexpr int kRouteTogetherFrom = 512;
+// Fewer rows, whose experts the thread blocks of a cluster divide among them; kProductRefused: more rows, few experts, or
+// a GPU of another compute capability than 9.0.
+int LaunchRouteByCluster(const RouteLaunch* launch, void* stream);
 int LaunchPlace(const PlaceLaunch* launch, void* stream);
 int LaunchExpertGemm(const ExpertGemmLaunch* launch, void* stream);
 // Tiles of kGroupedTileRows, on devices that run it.
