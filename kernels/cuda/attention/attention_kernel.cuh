@@ -80,6 +80,58 @@ __device__ __forceinline__ Source SourceOf(const AttentionLaunch& p, Cursor& cur
   return source;
 }
 
+#if __CUDA_ARCH__ >= 900
+// One lane: brings a block to a stage when that is empty.
+template <int kHalves>
+__device__ __forceinline__ void BringBlock(const AttentionLaunch& p, const Source& block, uint32_t to, uint32_t full,
+                                           uint32_t empty, uint32_t parity) {
+  const int bytes = p.layout.bytes();
+  BarrierWait(empty, parity);
+  if (block.fresh) WaitForPredecessor();
+  if (block.at != nullptr) {
+    // What lies beyond the last token is masked, whatever the memory holds.
+    const int keys = block.tokens * p.layout.key_row_bytes(), values = p.layout.value_bytes_of(block.tokens);
+    const int values_at = p.layout.key_bytes();
+    if (kHalves == 2) {
+      BarrierArriveExpect(full, keys);
+      BulkCopy(to, block.at, keys, full);
+      BarrierWait(empty + 8, parity);
+      BarrierArriveExpect(full + 8, values);
+      BulkCopy(to + values_at, block.at + values_at, values, full + 8);
+    } else if (bytes - keys - values < kWorthSkipping) {
+      BarrierArriveExpect(full, bytes);
+      BulkCopy(to, block.at, bytes, full);
+    } else {
+      BarrierArriveExpect(full, keys + values);
+      BulkCopy(to, block.at, keys, full);
+      BulkCopy(to + values_at, block.at + values_at, values, full);
+    }
+  } else {
+    BarrierArrive(full);
+    if (kHalves == 2) {
+      BarrierWait(empty + 8, parity);
+      BarrierArrive(full + 8);
+    }
+  }
+}
+#else
+// One warp: copies a block to a stage when that is empty.
+template <int kHalves>
+__device__ __forceinline__ void CopyBlock(const AttentionLaunch& p, const std::byte* from, uint32_t to, uint32_t full,
+                                          uint32_t empty, uint32_t parity, int lane) {
+  const int bytes = p.layout.bytes();
+  for (int half = 0; half < kHalves; ++half) {
+    BarrierWait(empty + half * 8, parity);
+    __syncwarp();
+    const int begin = half == 0 ? 0 : p.layout.key_bytes(), end = half + 1 < kHalves ? p.layout.key_bytes() : bytes;
+    if (from != nullptr) {
+      for (int at = begin + lane * 16; at < end; at += 512) ChunkCopy(to + at, from + at);
+    }
+    BarrierArriveAfterCopies(full + half * 8);
+  }
+}
+#endif
+
 // One warp: brings block after block.
 template <int kHalves>
 __device__ __forceinline__ void Produce(const AttentionLaunch& p, const SharedPlan& shared, const AttentionPart& part,
@@ -98,48 +150,12 @@ __device__ __forceinline__ void Produce(const AttentionLaunch& p, const SharedPl
       const uint32_t full = shared.full + stage * kHalves * 8, to = shared.ring + stage * bytes;
       const uint32_t empty = shared.empty + stage * kHalves * 8;
 #if __CUDA_ARCH__ >= 900
-      if (lane == i) {
-        BarrierWait(empty, parity);
-        if (mine.fresh) WaitForPredecessor();
-        if (mine.at != nullptr) {
-          // What lies beyond the last token is masked, whatever the memory holds.
-          const int keys = mine.tokens * p.layout.key_row_bytes(), values = p.layout.value_bytes_of(mine.tokens);
-          const int values_at = p.layout.key_bytes();
-          if (kHalves == 2) {
-            BarrierArriveExpect(full, keys);
-            BulkCopy(to, mine.at, keys, full);
-            BarrierWait(empty + 8, parity);
-            BarrierArriveExpect(full + 8, values);
-            BulkCopy(to + values_at, mine.at + values_at, values, full + 8);
-          } else if (bytes - keys - values < kWorthSkipping) {
-            BarrierArriveExpect(full, bytes);
-            BulkCopy(to, mine.at, bytes, full);
-          } else {
-            BarrierArriveExpect(full, keys + values);
-            BulkCopy(to, mine.at, keys, full);
-            BulkCopy(to + values_at, mine.at + values_at, values, full);
-          }
-        } else {
-          BarrierArrive(full);
-          if (kHalves == 2) {
-            BarrierWait(empty + 8, parity);
-            BarrierArrive(full + 8);
-          }
-        }
-      }
+      if (lane == i) BringBlock<kHalves>(p, mine, to, full, empty, parity);
       __syncwarp();
 #else
       const auto from =
           reinterpret_cast<const std::byte*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine.at), i));
-      for (int half = 0; half < kHalves; ++half) {
-        BarrierWait(empty + half * 8, parity);
-        __syncwarp();
-        const int begin = half == 0 ? 0 : p.layout.key_bytes(), end = half + 1 < kHalves ? p.layout.key_bytes() : bytes;
-        if (from != nullptr) {
-          for (int at = begin + lane * 16; at < end; at += 512) ChunkCopy(to + at, from + at);
-        }
-        BarrierArriveAfterCopies(full + half * 8);
-      }
+      CopyBlock<kHalves>(p, from, to, full, empty, parity, lane);
 #endif
       if (++stage == p.stages) {
         stage = 0;
@@ -155,6 +171,15 @@ struct TileRows {
   int row0 = 0;  // among q_rows * group
   int rows = 0;  // 0: none
 };
+
+__device__ __forceinline__ TileRows RowsOf(const AttentionLaunch& p, const AttentionSpan& span,
+                                           const DeviceAttentionItem& item, int head, int tile_number) {
+  TileRows tile;
+  tile.head = head;
+  tile.row0 = (span.tile_group * p.tiles + tile_number) * kTileRows;
+  tile.rows = max(0, min(kTileRows, item.q_rows * p.group - tile.row0));
+  return tile;
+}
 
 template <KvType kType, int D, bool kFull>
 __device__ __forceinline__ void WriteResult(const AttentionLaunch& p, const DeviceAttentionItem& item,
@@ -229,17 +254,71 @@ __device__ __forceinline__ void TouchQueries(const AttentionLaunch& p, const Dev
   }
 }
 
+// The warps of a team attend to the same rows and hand their sums on from one to the next through shared memory.
+struct Handover {
+  uint32_t my_turn, next_turn, buffer_read;  // barriers
+  float* o;
+  float* ml;
+};
+
+template <int D>
+__device__ __forceinline__ Handover HandoverOf(const AttentionLaunch& p, const SharedPlan& shared, int warp) {
+  const int tile_number = warp % p.tiles, member = warp / p.tiles;
+  return {shared.chain + warp * 8, shared.chain + ((member + 1) % p.team * p.tiles + tile_number) * 8,
+          shared.chain + (kConsumerWarps + tile_number) * 8,
+          shared.handover_o + tile_number * kTileRows * HandoverStride<D>(),
+          shared.handover_ml + tile_number * kTileRows * 2};
+}
+
+// Joins the sums of the warps before; `place`: this one's in the order. Returns whether it is the last, whose state is
+// then that of all; else the sums have been handed on.
+template <KvType kType, int D, bool kFull>
+__device__ __forceinline__ bool HandOver(const Handover& to, int place, bool last, int rows, uint32_t& turn_parity,
+                                         uint32_t& read_parity, TileState<kType, D, kFull>& state, int lane) {
+  if (place > 0) {
+    BarrierWait(to.my_turn, turn_parity);
+    turn_parity ^= 1;
+  } else {
+    BarrierWait(to.buffer_read, read_parity);
+  }
+  read_parity ^= 1;
+  __syncwarp();
+  if (place > 0 && rows > 0) state.JoinStored(to.o, to.ml, HandoverStride<D>(), rows, D, lane);
+  __syncwarp();  // four lanes read what one of them writes
+  if (!last && rows > 0) state.Store(to.o, to.ml, HandoverStride<D>(), rows, D, lane);
+  __syncwarp();
+  if (lane == 0) BarrierArrive(last ? to.buffer_read : to.next_turn);
+  return last;
+}
+
+// One warp: calls attend(between) when the keys of the block in a stage are there, and lets the block go behind it.
+// `between` waits for the values.
+template <int D, typename Attend>
+__device__ __forceinline__ void WithBlock(const SharedPlan& shared, int stage, uint32_t parity, int lane,
+                                          const Attend& attend) {
+  const uint32_t full = shared.full + stage * kHalves<D> * 8, empty = shared.empty + stage * kHalves<D> * 8;
+  const auto between = [&] {
+    if constexpr (kHalves<D> == 2) {
+      __syncwarp();
+      if (lane == 0) BarrierArrive(empty);
+      BarrierWait(full + 8, parity);
+      __syncwarp();
+    }
+  };
+  BarrierWait(full, parity);
+  __syncwarp();
+  attend(between);
+  __syncwarp();
+  if (lane == 0) BarrierArrive(empty + (kHalves<D> - 1) * 8);
+}
+
 // One of the attending warps.
 template <KvType kType, int D, bool kFull>
 __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPlan& shared, const AttentionPart& part,
                                         int warp, int lane) {
   const int tile_number = warp % p.tiles, team = p.team, member = warp / p.tiles;
   if (member >= team) return;
-  const uint32_t my_turn = shared.chain + warp * 8;
-  const uint32_t next_turn = shared.chain + ((member + 1) % team * p.tiles + tile_number) * 8;
-  const uint32_t buffer_read = shared.chain + (kConsumerWarps + tile_number) * 8;
-  float* handover_o = shared.handover_o + tile_number * kTileRows * HandoverStride<D>();
-  float* handover_ml = shared.handover_ml + tile_number * kTileRows * 2;
+  const Handover handover = HandoverOf<D>(p, shared, warp);
   const int bytes = p.layout.bytes();
   Cursor cursor(p, part.span);
   TileState<kType, D, kFull> state;
@@ -255,10 +334,7 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPl
     const DeviceAttentionItem& item = p.items[span.item];
     const int at = block - span.block_begin, first = at % span.segments;
     const int count = min(span.segments - first, part.end - block);
-    TileRows tile;
-    tile.head = at / span.segments;
-    tile.row0 = (span.tile_group * p.tiles + tile_number) * kTileRows;
-    tile.rows = max(0, min(kTileRows, item.q_rows * p.group - tile.row0));
+    const TileRows tile = RowsOf(p, span, item, at / span.segments, tile_number);
     const bool works = tile.rows > 0 && !span.sees_nothing;
 
     state.Clear();
@@ -271,25 +347,11 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPl
       if (in_piece + team >= count && block + count < min(part.end, span.block_end)) {
         TouchQueries(p, item, tile.head + 1, tile.row0, tile.rows, lane);
       }
-      const uint32_t full = shared.full + stage * kHalves<D> * 8, empty = shared.empty + stage * kHalves<D> * 8;
-      const auto between = [&] {
-        if constexpr (kHalves<D> == 2) {
-          __syncwarp();
-          if (lane == 0) BarrierArrive(empty);
-          BarrierWait(full + 8, parity);
-          __syncwarp();
-        }
-      };
-      BarrierWait(full, parity);
-      __syncwarp();
-      if (works) {
+      WithBlock<D>(shared, stage, parity, lane, [&](const auto& between) {
+        if (!works) return between();
         state.Attend(p, shared.ring + stage * bytes, (span.first_segment + first + in_piece) * CudaKvLayout::kTokens,
                      lane, between);
-      } else {
-        between();
-      }
-      __syncwarp();
-      if (lane == 0) BarrierArrive(empty + (kHalves<D> - 1) * 8);
+      });
       stage += team;
       if (stage >= p.stages) {
         stage = member;
@@ -299,24 +361,8 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPl
     skip = in_piece - count;
 
     bool writes = takes_part;
-    if (count > 1 && team > 1) {  // from warp to warp
-      if (place > 0) {
-        BarrierWait(my_turn, turn_parity);
-        turn_parity ^= 1;
-      } else {
-        BarrierWait(buffer_read, read_parity);
-      }
-      read_parity ^= 1;
-      __syncwarp();
-      if (place > 0 && tile.rows > 0) {
-        state.JoinStored(handover_o, handover_ml, HandoverStride<D>(), tile.rows, D, lane);
-      }
-      __syncwarp();  // four lanes read what one of them writes
-      writes = place == team - 1;
-      if (!writes && tile.rows > 0) state.Store(handover_o, handover_ml, HandoverStride<D>(), tile.rows, D, lane);
-      __syncwarp();
-      if (lane == 0) BarrierArrive(writes ? buffer_read : next_turn);
-    }
+    if (count > 1 && team > 1)
+      writes = HandOver(handover, place, place == team - 1, tile.rows, turn_parity, read_parity, state, lane);
     if (writes && tile.rows > 0) {
       if (count == span.segments) {
         WriteResult(p, item, tile, state, lane);

@@ -91,6 +91,51 @@ struct PieceRows {
         reinterpret_cast<const float2*>((piece == 0 ? first_ml : rest_ml + (piece - 1) * step * 2) + row * 2));
   }
 
+  // The rows' maxima over all pieces, for which pieces are taken in turn by the lanes; 0 where nothing was seen.
+  __device__ __forceinline__ void FindTops(const int (&at)[kRows], int lane, float (&top)[kRows]) const {
+    for (int piece = lane; piece < count; piece += 32) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) top[r] = fmaxf(top[r], Ml(piece, at[r]).x);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      for (int hop = 16; hop > 0; hop /= 2) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], hop));
+      if (top[r] == -INFINITY) top[r] = 0;  // nothing seen: every weight is 0
+    }
+  }
+
+  // (o, l) += pieces [begin, begin + kBatch), in order; those beyond the last weigh nothing.
+  template <int kRuns, int kBatch>
+  __device__ __forceinline__ void AddPieces(int begin, const int (&at)[kRows], const int (&dim)[kRuns],
+                                            const float (&top)[kRows], float (&l)[kRows],
+                                            float4 (&o)[kRows][kRuns]) const {
+    float2 ml[kBatch][kRows];
+    float4 x[kBatch][kRows][kRuns];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int piece = min(begin + b, count - 1);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        ml[b][r] = Ml(piece, at[r]);
+#pragma unroll
+        for (int v = 0; v < kRuns; ++v) x[b][r][v] = __ldcg(reinterpret_cast<const float4*>(O(piece, at[r]) + dim[v]));
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float weight = begin + b < count ? Exp2(ml[b][r].x - top[r]) : 0.0f;
+        l[r] += weight * ml[b][r].y;
+#pragma unroll
+        for (int v = 0; v < kRuns; ++v) {
+          o[r][v].x += weight * x[b][r][v].x, o[r][v].y += weight * x[b][r][v].y;
+          o[r][v].z += weight * x[b][r][v].z, o[r][v].w += weight * x[b][r][v].w;
+        }
+      }
+    }
+  }
+
   // One warp: writes rows [row, row + rows) of the tile. Lanes hold runs of four dimensions, 128 apart.
   template <int kRuns>
   __device__ __forceinline__ void Join(const AttentionCall& p, const DeviceAttentionItem& item, int head, int row0,
@@ -110,44 +155,9 @@ struct PieceRows {
     for (int r = 0; r < kRows; ++r) at[r] = row + min(r, rows - 1);
 #pragma unroll
     for (int v = 0; v < kRuns; ++v) dim[v] = min(4 * lane + 128 * v, dims - 4);
-    for (int piece = lane; piece < count; piece += 32) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) top[r] = fmaxf(top[r], Ml(piece, at[r]).x);
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      for (int hop = 16; hop > 0; hop /= 2) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], hop));
-      if (top[r] == -INFINITY) top[r] = 0;  // nothing seen: every weight is 0
-    }
+    FindTops(at, lane, top);
     constexpr int kBatch = kRuns == 1 ? 4 : 2;
-    for (int begin = 0; begin < count; begin += kBatch) {
-      float2 ml[kBatch][kRows];
-      float4 x[kBatch][kRows][kRuns];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int piece = min(begin + b, count - 1);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          ml[b][r] = Ml(piece, at[r]);
-#pragma unroll
-          for (int v = 0; v < kRuns; ++v)
-            x[b][r][v] = __ldcg(reinterpret_cast<const float4*>(O(piece, at[r]) + dim[v]));
-        }
-      }
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const float weight = begin + b < count ? Exp2(ml[b][r].x - top[r]) : 0.0f;
-          l[r] += weight * ml[b][r].y;
-#pragma unroll
-          for (int v = 0; v < kRuns; ++v) {
-            o[r][v].x += weight * x[b][r][v].x, o[r][v].y += weight * x[b][r][v].y;
-            o[r][v].z += weight * x[b][r][v].z, o[r][v].w += weight * x[b][r][v].w;
-          }
-        }
-      }
-    }
+    for (int begin = 0; begin < count; begin += kBatch) AddPieces<kRuns, kBatch>(begin, at, dim, top, l, o);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows) continue;

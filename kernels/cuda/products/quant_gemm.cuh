@@ -82,6 +82,44 @@ struct SharedRows {
   int stride;
 };
 
+// What the lane multiplies of a group's columns of x.
+template <QuantKind kKind, int kTiles>
+__device__ __forceinline__ void LoadGroup(const uint32_t (&rows)[kTiles], int group, int t, uint32_t (&b)[kTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    if constexpr (QuantShape<kKind>::kTraits.group == 32) {
+      const uint4 v = LoadShared16(rows[n] + (32 * group + 8 * t) * 2);
+      b[n][0] = v.x, b[n][1] = v.y, b[n][2] = v.z, b[n][3] = v.w;
+    } else {
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                   : "=r"(b[n][0]), "=r"(b[n][1])
+                   : "r"(rows[n] + (16 * group + 4 * t) * 2));
+    }
+  }
+}
+
+// sum += a group's products times its scale, and with offsets the offset times `sums`, those of x over the group.
+template <QuantKind kKind, int kTiles>
+__device__ __forceinline__ void AddGroup(const QuantStep<kKind>& step, int group, const float* sums,
+                                         const float (&part)[kTiles][4], float (&sum)[kTiles][4]) {
+  constexpr bool kOffsets = QuantShape<kKind>::kOffsets;
+  const float2 scale = step.Pair(kOffsets ? 2 * group : group);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    sum[n][0] = fmaf(scale.x, part[n][0], sum[n][0]), sum[n][1] = fmaf(scale.x, part[n][1], sum[n][1]);
+    sum[n][2] = fmaf(scale.y, part[n][2], sum[n][2]), sum[n][3] = fmaf(scale.y, part[n][3], sum[n][3]);
+  }
+  if constexpr (kOffsets) {
+    const float2 offset = step.Pair(2 * group + 1);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const float2 s = *reinterpret_cast<const float2*>(sums + 8 * n);
+      sum[n][0] = fmaf(offset.x, s.x, sum[n][0]), sum[n][1] = fmaf(offset.x, s.y, sum[n][1]);
+      sum[n][2] = fmaf(offset.y, s.x, sum[n][2]), sum[n][3] = fmaf(offset.y, s.y, sum[n][3]);
+    }
+  }
+}
+
 // sums += step, whose columns begin at x's `column`.
 template <WireType kType, QuantKind kKind, int kTiles>
 __device__ __forceinline__ void MultiplyStep(const QuantStep<kKind>& step, const SharedRows& shared, int column, int m,
@@ -99,17 +137,7 @@ __device__ __forceinline__ void MultiplyStep(const QuantStep<kKind>& step, const
     const int first = group * Shape::kTraits.group % Shape::kChunkColumns / 16;  // step of the chunk
     float part[kTiles][4];
     uint32_t b[kTiles][4];
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      if constexpr (kStepsOfGroup == 2) {
-        const uint4 v = LoadShared16(rows[n] + (32 * group + 8 * t) * 2);
-        b[n][0] = v.x, b[n][1] = v.y, b[n][2] = v.z, b[n][3] = v.w;
-      } else {
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-                     : "=r"(b[n][0]), "=r"(b[n][1])
-                     : "r"(rows[n] + (16 * group + 4 * t) * 2));
-      }
-    }
+    LoadGroup<kKind>(rows, group, t, b);
 #pragma unroll
     for (int s = 0; s < kStepsOfGroup; ++s) {
       uint32_t a[4];
@@ -127,22 +155,7 @@ __device__ __forceinline__ void MultiplyStep(const QuantStep<kKind>& step, const
       }
     }
     if constexpr (kKind != QuantKind::kE4M3) {
-      const float2 scale = step.Pair(Shape::kOffsets ? 2 * group : group);
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        sum[n][0] = fmaf(scale.x, part[n][0], sum[n][0]), sum[n][1] = fmaf(scale.x, part[n][1], sum[n][1]);
-        sum[n][2] = fmaf(scale.y, part[n][2], sum[n][2]), sum[n][3] = fmaf(scale.y, part[n][3], sum[n][3]);
-      }
-      if constexpr (Shape::kOffsets) {
-        const float2 offset = step.Pair(2 * group + 1);
-        const float* const sums = shared.sums + (column / 32 + group) * 16 + 2 * t;
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          const float2 s = *reinterpret_cast<const float2*>(sums + 8 * n);
-          sum[n][0] = fmaf(offset.x, s.x, sum[n][0]), sum[n][1] = fmaf(offset.x, s.y, sum[n][1]);
-          sum[n][2] = fmaf(offset.y, s.x, sum[n][2]), sum[n][3] = fmaf(offset.y, s.y, sum[n][3]);
-        }
-      }
+      AddGroup(step, group, shared.sums + (column / 32 + group) * 16 + 2 * t, part, sum);
     }
   }
 }
@@ -204,6 +217,58 @@ __device__ __forceinline__ void StoreTile(const QuantPart& p, int tile, int row0
   }
 }
 
+template <int kTiles>
+__device__ __forceinline__ void Clear(float (&sum)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles * 4; ++i) sum[i / 4][i % 4] = 0;
+}
+
+// The sums of a tile's steps in one warp's range, to be added by StoreDividedTiles.
+template <int kTiles>
+__device__ __forceinline__ void StorePiece(float* slot, const float (&sum)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles * 4; ++i) slot[i * 32] = sum[i / 4][i % 4];
+}
+
+// The steps of a thread block's tiles, one behind the other, and the range of them that each warp takes.
+struct QuantSteps {
+  int of_tile;
+  int tile0, tiles;
+  int64_t total;
+
+  __device__ __forceinline__ explicit QuantSteps(const QuantPart& p) : of_tile(p.steps) {
+    const int ranges = gridDim.y, all_tiles = p.w.tiles();
+    tile0 = static_cast<int>(static_cast<int64_t>(all_tiles) * blockIdx.y / ranges);
+    tiles = static_cast<int>(static_cast<int64_t>(all_tiles) * (blockIdx.y + 1) / ranges) - tile0;
+    total = static_cast<int64_t>(tiles) * of_tile;
+  }
+  __device__ __forceinline__ int BeginOf(int warp) const { return static_cast<int>(total * warp / kQuantWarps); }
+  __device__ __forceinline__ int OwnerOf(int64_t step) const {
+    return static_cast<int>(((step + 1) * kQuantWarps - 1) / total);
+  }
+};
+
+// Stores the tiles that the ranges of several warps divide: the sum of their pieces, in the order of the steps. pieces:
+// [warps][2][kTiles * 4][32].
+template <WireType kType, QuantKind kKind, int kTiles>
+__device__ __forceinline__ void StoreDividedTiles(const QuantPart& p, const QuantSteps& all, const float* pieces,
+                                                  int row0, int m, int warp, int lane) {
+  constexpr int kPiece = kTiles * 4 * 32;
+  const int64_t n = all.of_tile;
+  for (int j = warp; j < all.tiles; j += kQuantWarps) {
+    const int first = all.OwnerOf(j * n), last = all.OwnerOf((j + 1) * n - 1);
+    if (first == last) continue;
+    float joined[kTiles][4] = {};
+    for (int w = first; w <= last; ++w) {
+      if (all.BeginOf(w) == all.BeginOf(w + 1)) continue;
+      const float* const slot = pieces + (w * 2 + (all.BeginOf(w) / all.of_tile == j ? 0 : 1)) * kPiece + lane;
+#pragma unroll
+      for (int i = 0; i < kTiles * 4; ++i) joined[i / 4][i % 4] += slot[i * 32];
+    }
+    StoreTile<kType, kKind, kTiles>(p, all.tile0 + j, row0, m, joined, lane);
+  }
+}
+
 template <WireType kType, QuantKind kKind, int kTiles>
 __global__ void __launch_bounds__(kQuantThreads, 1) QuantGemmKernel(const __grid_constant__ QuantPart p) {
   using Shape = QuantShape<kKind>;
@@ -211,13 +276,8 @@ __global__ void __launch_bounds__(kQuantThreads, 1) QuantGemmKernel(const __grid
   extern __shared__ __align__(128) unsigned char memory[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row0 = blockIdx.x * 8 * kTiles, m = min(8 * kTiles, p.m - row0);
-  const int ranges = gridDim.y, n = p.steps, all_tiles = p.w.tiles();
-  const int tile0 = static_cast<int>(static_cast<int64_t>(all_tiles) * blockIdx.y / ranges);
-  const int tiles = static_cast<int>(static_cast<int64_t>(all_tiles) * (blockIdx.y + 1) / ranges) - tile0;
-  const int64_t total = static_cast<int64_t>(tiles) * n;
-  const auto begin_of = [&](int w) { return static_cast<int>(total * w / kQuantWarps); };
-  const auto owner_of = [&](int64_t i) { return static_cast<int>(((i + 1) * kQuantWarps - 1) / total); };
-  const int begin = begin_of(warp), end = begin_of(warp + 1);
+  const QuantSteps all(p);
+  const int n = p.steps, begin = all.BeginOf(warp), end = all.BeginOf(warp + 1);
 
   float* const pieces = reinterpret_cast<float*>(memory);  // [warps][2][kTiles * 4][32]
   constexpr int kPiece = kTiles * 4 * 32;
@@ -227,7 +287,7 @@ __global__ void __launch_bounds__(kQuantThreads, 1) QuantGemmKernel(const __grid
 
   const int stride = p.w.steps();
   int load_step = begin % n;
-  int64_t load_at = static_cast<int64_t>(tile0 + begin / n) * stride + p.first_step + load_step;
+  int64_t load_at = static_cast<int64_t>(all.tile0 + begin / n) * stride + p.first_step + load_step;
   QuantStep<kKind> steps[kAhead];
   const auto load = [&](QuantStep<kKind>& step) {
     step.Load(p.w, load_at, lane);
@@ -246,11 +306,9 @@ __global__ void __launch_bounds__(kQuantThreads, 1) QuantGemmKernel(const __grid
   float sum[kTiles][4] = {};
   const auto flush = [&](int until) {  // of [tile * n, until)
     if (tile * static_cast<int64_t>(n) >= begin && until == (tile + 1) * n) {
-      StoreTile<kType, kKind, kTiles>(p, tile0 + tile, row0, m, sum, lane);
+      StoreTile<kType, kKind, kTiles>(p, all.tile0 + tile, row0, m, sum, lane);
     } else {
-      float* const slot = pieces + (warp * 2 + (begin / n == tile ? 0 : 1)) * kPiece + lane;
-#pragma unroll
-      for (int i = 0; i < kTiles * 4; ++i) slot[i * 32] = sum[i / 4][i % 4];
+      StorePiece(pieces + (warp * 2 + (begin / n == tile ? 0 : 1)) * kPiece + lane, sum);
     }
   };
   for (int base = begin; base < end; base += kAhead) {
@@ -262,26 +320,14 @@ __global__ void __launch_bounds__(kQuantThreads, 1) QuantGemmKernel(const __grid
       if (++step == n) {
         flush(base + d + 1);
         step = 0, ++tile;
-#pragma unroll
-        for (int i = 0; i < kTiles * 4; ++i) sum[i / 4][i % 4] = 0;
+        Clear(sum);
       }
     }
   }
   if (step != 0 && begin < end) flush(end);
   LetSuccessorBegin();
   __syncthreads();
-  for (int j = warp; j < tiles; j += kQuantWarps) {
-    const int first = owner_of(static_cast<int64_t>(j) * n), last = owner_of(static_cast<int64_t>(j + 1) * n - 1);
-    if (first == last) continue;
-    float joined[kTiles][4] = {};
-    for (int w = first; w <= last; ++w) {
-      if (begin_of(w) == begin_of(w + 1)) continue;
-      const float* const slot = pieces + (w * 2 + (begin_of(w) / n == j ? 0 : 1)) * kPiece + lane;
-#pragma unroll
-      for (int i = 0; i < kTiles * 4; ++i) joined[i / 4][i % 4] += slot[i * 32];
-    }
-    StoreTile<kType, kKind, kTiles>(p, tile0 + j, row0, m, joined, lane);
-  }
+  StoreDividedTiles<kType, kKind, kTiles>(p, all, pieces, row0, m, warp, lane);
 }
 
 template <WireType kType, QuantKind kKind, int kTiles>
