@@ -8,6 +8,7 @@
 #include "base/thread_name.h"
 #include "base/trace.h"
 #include "compute_worker/attention_specs.h"
+#include "engine/idle_spin.h"
 #include "engine/kv_room.h"
 #include "engine/model_digest.h"
 #include "proto/kv_blocks.h"
@@ -26,6 +27,12 @@ absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const m
     return InvalidArgument("--compute-workers: ", options.compute_workers, " is outside 1..", kMaxComputeWorkers);
   std::unique_ptr<EmbeddedCluster> cluster(new EmbeddedCluster(model, options));
   DT_RETURN_IF_ERROR(cluster->Build(device));
+  if (cluster->AttendsApart()) {
+    std::vector<attention::AttentionWorkerNode*> nodes;
+    for (const auto& node : cluster->attention_) nodes.push_back(node.get());
+    cluster->attention_thread_ =
+        std::make_unique<AttentionThread>(std::move(nodes), cluster->attention_doorbell_, cluster->doorbell_);
+  }
   cluster->thread_ = std::thread([raw = cluster.get()] { raw->Run(); });
   return cluster;
 }
@@ -66,6 +73,12 @@ bool EmbeddedCluster::SharesGpu() const {
          options_.compute_workers == 1 && options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
 }
 
+// Layers run on GPUs, which the engine's thread keeps busy, and attention on a CPU.
+bool EmbeddedCluster::AttendsApart() const {
+  return options_.compute.dense != nullptr && options_.attention_device != nullptr &&
+         dynamic_cast<const kernels::cuda::CudaDevice*>(options_.attention_device) == nullptr;
+}
+
 absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   DT_ASSIGN_OR_RETURN(const proto::AttentionTable table,
                       compute::AttentionTableOf(model_.config(), options_.kv_dtype, options_.state_dtype));
@@ -81,7 +94,10 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   DT_RETURN_IF_ERROR(options_.scheduler.Validate());
 
   const int nodes = 1 + options_.compute_workers + options_.attention_workers;
-  for (int i = 0; i < nodes; ++i) ports_.push_back(fabric_.CreatePort(&doorbell_));
+  for (int i = 0; i < nodes; ++i) {
+    const bool apart = AttendsApart() && i > options_.compute_workers;
+    ports_.push_back(fabric_.CreatePort(apart ? &attention_doorbell_ : &doorbell_));
+  }
   transport::Port& scheduler_port = *ports_[0];
   if (gpu != nullptr) {
     DT_ASSIGN_OR_RETURN(shared_gpu_, exchange::SharedGpu::Create(*gpu, ports_[2]->id(), micro_batches));
@@ -176,6 +192,7 @@ EmbeddedCluster::~EmbeddedCluster() {
   }
   doorbell_.Ring();
   if (thread_.joinable()) thread_.join();
+  attention_thread_.reset();
   std::vector<const Trace*> traces;
   for (const auto& trace : traces_) traces.push_back(trace.get());
   if (traces.empty()) return;
@@ -271,13 +288,17 @@ void EmbeddedCluster::PublishStats() {
   EngineStats now;
   now.max_queued_requests = options_.scheduler.max_queued_requests;
   now.scheduler = scheduler_->stats();
-  for (const auto& worker : attention_) {
-    const auto status = worker->core().status();
-    now.kv_blocks_total += status.blocks_total;
-    now.kv_blocks_in_use += status.blocks_in_use;
-    now.kv_blocks_cached += status.blocks_cached;
-    now.damaged_blocks.push_back(
-        {absl::StrCat("attention-", now.damaged_blocks.size() + 1), 0, worker->core().counters().damaged_blocks});
+  std::vector<AttentionThread::State> states;
+  if (attention_thread_ != nullptr) {
+    states = attention_thread_->states();
+  } else {
+    for (const auto& worker : attention_) states.push_back(AttentionThread::StateOf(*worker));
+  }
+  for (const AttentionThread::State& state : states) {
+    now.kv_blocks_total += state.blocks_total;
+    now.kv_blocks_in_use += state.blocks_in_use;
+    now.kv_blocks_cached += state.blocks_cached;
+    now.damaged_blocks.push_back({absl::StrCat("attention-", now.damaged_blocks.size() + 1), 0, state.damaged_blocks});
   }
   now.last_progress = clock_.Now();
   MutexLock lock(mutex_);
@@ -300,20 +321,24 @@ bool EmbeddedCluster::RunOnce() {
   if (handled + scheduled > 0) PublishStats();
   handled += scheduled;
   for (const auto& node : compute_) handled += node->Poll();
-  for (const auto& worker : attention_) handled += worker->Poll();
+  if (attention_thread_ == nullptr)
+    for (const auto& worker : attention_) handled += worker->Poll();
   return handled > 0;
 }
 
 absl::Status EmbeddedCluster::Health() const {
   for (const auto& node : compute_) DT_RETURN_IF_ERROR(node->Health());
+  if (attention_thread_ != nullptr) return attention_thread_->health();
   for (const auto& worker : attention_) DT_RETURN_IF_ERROR(worker->Health());
   return absl::OkStatus();
 }
 
 void EmbeddedCluster::Run() {
   NameThread("dt-engine");
+  IdleSpin spin(clock_);
   while (true) {
     const bool busy = RunOnce();
+    if (busy) spin.Worked();
     if (const absl::Status health = Health(); !health.ok()) {
       LogError(std::string(health.message()));
       {
@@ -326,7 +351,7 @@ void EmbeddedCluster::Run() {
       }
       return EndEverything(requests::FinishReason::kError, std::string(health.message()));
     }
-    if (busy) continue;
+    if (busy || (attention_thread_ != nullptr && spin.GoesOn())) continue;
     {
       MutexLock lock(mutex_);
       if (stopping_) break;

@@ -15,6 +15,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "compute_worker/compute_worker_node.h"
+#include "engine/attention_thread.h"
 #include "engine/engine.h"
 #include "exchange/cuda/shared_gpu.h"
 #include "kernels/device.h"
@@ -59,7 +60,8 @@ struct EmbeddedClusterOptions {
 };
 
 // The disaggregated system in one process: a scheduler, compute workers and attention workers, each a node with its own
-// core and its own port of an InprocFabric. One thread runs their event loops in turn; kernels spread over one pool.
+// core and its own port of an InprocFabric. One thread runs their event loops in turn. Where layers run on GPUs,
+// attention workers on a CPU have a thread of their own. Kernels spread over one pool.
 // Threads: thread-safe, as Engine says.
 class EmbeddedCluster final : public Engine {
  public:
@@ -90,6 +92,7 @@ class EmbeddedCluster final : public Engine {
 
   EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options);
   bool SharesGpu() const;
+  bool AttendsApart() const;
   absl::Status Build(kernels::Device& device);
   absl::Status BuildComputeWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
   absl::Status BuildAttentionWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
@@ -109,7 +112,7 @@ class EmbeddedCluster final : public Engine {
   Clock& clock_;
   uint64_t kv_blocks_ = 0, kv_tokens_ = 0, kv_bytes_ = 0;
 
-  transport::Doorbell doorbell_;
+  transport::Doorbell doorbell_, attention_doorbell_;
   transport::InprocFabric fabric_;
   std::vector<std::unique_ptr<transport::Port>> ports_;
   std::unique_ptr<exchange::SharedGpu> shared_gpu_;  // of the two workers; null unless they have one GPU
@@ -117,6 +120,7 @@ class EmbeddedCluster final : public Engine {
   std::vector<std::unique_ptr<compute::ComputeWorkerNode>> compute_;
   std::vector<std::unique_ptr<Trace>> traces_;
   std::vector<std::unique_ptr<attention::AttentionWorkerNode>> attention_;
+  std::unique_ptr<AttentionThread> attention_thread_;  // null: the engine's thread runs attention_
 
   Mutex mutex_;
   std::vector<scheduler::Event> inbox_ ABSL_GUARDED_BY(mutex_);

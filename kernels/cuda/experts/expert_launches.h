@@ -9,8 +9,8 @@ namespace dovetail::kernels::cuda {
 int LaunchRoute(const RouteLaunch* launch, void* stream);
 // From so many rows on, thread blocks take several; fewer would leave multiprocessors idle.
 inline constexpr int kRouteTogetherFrom = 512;
-// Fewer rows, whose experts the thread blocks of a cluster divide among them; kProductRefused: more rows, few experts, or
-// a GPU of another compute capability than 9.0.
+// Fewer rows, whose experts the thread blocks of a cluster divide among them; kProductRefused: more rows, few experts,
+// or a GPU of another compute capability than 9.0.
 int LaunchRouteByCluster(const RouteLaunch* launch, void* stream);
 int LaunchPlace(const PlaceLaunch* launch, void* stream);
 int LaunchExpertGemm(const ExpertGemmLaunch* launch, void* stream);

@@ -77,7 +77,8 @@ int LaunchRoute(const RouteLaunch* p, void* stream) {
   const int by_cluster = LaunchRouteByCluster(p, stream);
   if (by_cluster != kProductRefused) return by_cluster;
   const int bytes_of_row = FloatsOfRow(p->hidden, p->experts) * static_cast<int>(sizeof(float));
-  if (p->rows >= kRouteTogetherFrom && 4 * bytes_of_row <= kMostSharedBytes) return LaunchTogether(*p, bytes_of_row, stream);
+  if (p->rows >= kRouteTogetherFrom && 4 * bytes_of_row <= kMostSharedBytes)
+    return LaunchTogether(*p, bytes_of_row, stream);
   return Launch(RouteOneKernel, *p, 1, kOneThreads, bytes_of_row, stream);
 }
 

@@ -144,8 +144,7 @@ __device__ __forceinline__ void ScoreRows(const RouteLaunch& p, const float* h, 
   const int lane = threadIdx.x % 32;
   const float* w[kAtOnce];
 #pragma unroll
-  for (int e = 0; e < kAtOnce; ++e)
-    w[e] = p.router + static_cast<int64_t>(min(first + e, p.experts - 1)) * p.hidden;
+  for (int e = 0; e < kAtOnce; ++e) w[e] = p.router + static_cast<int64_t>(min(first + e, p.experts - 1)) * p.hidden;
   float sums[kAtOnce][kTogether] = {};
 #pragma unroll kAhead
   for (int i = lane; i < p.hidden; i += 32) {

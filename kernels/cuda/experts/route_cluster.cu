@@ -4,16 +4,16 @@
 #include "kernels/cuda/primitives/clusters.cuh"
 #include "kernels/cuda/primitives/primitives.cuh"
 
-// Routing of few rows. What a row waits for are the router's weights, from device memory: how long follows from the loads
-// that are on their way at once. The thread blocks of a cluster divide the experts, with many loads ahead; the first one
-// gets all scores and chooses.
+// Routing of few rows. What a row waits for are the router's weights, from device memory: how long follows from the
+// loads that are on their way at once. The thread blocks of a cluster divide the experts, with many loads ahead; the
+// first one gets all scores and chooses.
 
 namespace dovetail::kernels::cuda {
 namespace {
 
 constexpr int kCluster = 8, kThreads = 512, kWarps = kThreads / 32;
-constexpr int kAhead = 16;         // loads of a lane at once
-constexpr int kFewRows = 16;       // whose clusters fill the GPU; of more, a cluster takes kRowsTogether
+constexpr int kAhead = 16;    // loads of a lane at once
+constexpr int kFewRows = 16;  // whose clusters fill the GPU; of more, a cluster takes kRowsTogether
 constexpr int kRowsTogether = 4;
 constexpr int kLeastExperts = 2 * kCluster;
 
