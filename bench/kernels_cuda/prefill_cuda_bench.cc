@@ -1,8 +1,9 @@
 // Times causal attention of prompts over paged KV on a GPU (kernels/cuda/attention/prefill_kernel.cuh): microseconds of
 // a layer inside a CUDA graph (median), and TFLOP/s of what its rows see.
-//   prefill_cuda_bench [few] [NAME]
-// few: by the kernel for few rows. The peer is PyTorch's scaled_dot_product_attention with the cuDNN backend on dense
-// prompts (bench/kernels_cuda/prefill_peer.py), which prints the same lines.
+//   prefill_cuda_bench [few|whole] [NAME]
+// few: by the kernel for few rows. whole: no thread blocks share a tile. NAME: shapes whose name begins so. The peer is
+// PyTorch's scaled_dot_product_attention with the cuDNN backend on dense prompts (bench/kernels_cuda/prefill_peer.py),
+// which prints the same lines.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -60,6 +61,18 @@ std::vector<Shape> Shapes() {
     shapes.push_back({"square " + std::to_string(tokens), 32, 8, 128, k16, {{tokens, 0}}});
   for (const int tokens : {8192, 32768, 131072})
     shapes.push_back({"2048 of " + std::to_string(tokens), 32, 8, 128, k16, {{2048, tokens - 2048}}});
+  for (const int rows : {64, 128, 256, 384}) {
+    for (const int tokens : {2048, 8192, 32768, 131072})
+      shapes.push_back({"short " + std::to_string(rows) + " of " + std::to_string(tokens),
+                        32,
+                        8,
+                        128,
+                        k16,
+                        {{rows, tokens - rows}}});
+  }
+  shapes.push_back({"short 64 of 32768 fp8", 32, 8, 128, k8, {{64, 32704}}});
+  for (const int tokens : {32768, 131072})
+    shapes.push_back({"8192 of " + std::to_string(tokens), 32, 8, 128, k16, {{8192, tokens - 8192}}});
   shapes.push_back({"ragged 64x50..2000", 32, 8, 128, k16, Ragged()});
   shapes.push_back({"1 x 1000", 32, 8, 128, k16, {{1000, 0}}});
   shapes.push_back({"1 x 512", 32, 8, 128, k16, {{512, 0}}});
@@ -130,8 +143,11 @@ class Bench {
     const double us = bench::MedianUs(*device_, *stream_, calls, [&](int) {
       Must(attention.Run(*stream_, shape, {.q = q->data(), .o = o->data()}));
     });
-    std::printf("%-22s %10.1f us %7.1f TFLOP/s%s\n", s.name.c_str(), us, flops / us * 1e-6,
+    const PrefillPlan& plan = attention.prefill_plan();
+    std::printf("%-22s %10.1f us %7.1f TFLOP/s%s", s.name.c_str(), us, flops / us * 1e-6,
                 attention.plan().spans.empty() ? "" : " (few rows)");
+    if (plan.pieces > 0) std::printf(" (%d pieces of %zu tiles)", plan.pieces, plan.joins.size());
+    std::printf("\n");
     std::fflush(stdout);
   }
 
@@ -164,10 +180,12 @@ class Bench {
 
 int main(int argc, char** argv) {
   using namespace dovetail::kernels::cuda;
-  const bool few = argc > 1 && std::string(argv[1]) == "few";
-  const std::string only = argc > 1 + few ? argv[1 + few] : "";
-  Bench bench(few ? CudaAttention::Kernel::kForFewRows : CudaAttention::Kernel::kFaster);
+  const std::string first = argc > 1 ? argv[1] : "";
+  const bool few = first == "few", whole = first == "whole";
+  const std::string only = few || whole ? argc > 2 ? argv[2] : "" : first;
+  using Kernel = CudaAttention::Kernel;
+  Bench bench(few ? Kernel::kForFewRows : whole ? Kernel::kForManyRowsWhole : Kernel::kFaster);
   for (const Shape& shape : Shapes())
-    if (only.empty() || only == shape.name) bench.Time(shape);
+    if (shape.name.starts_with(only)) bench.Time(shape);
   return 0;
 }

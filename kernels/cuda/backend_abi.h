@@ -24,7 +24,7 @@ namespace dovetail::kernels::cuda {
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Functions with a stream only enqueue, except
 // stream_synchronize, and gemm_run where it measures algorithms for a new shape.
 // Threads: thread-safe.
-inline constexpr uint32_t kBackendAbi = 14;
+inline constexpr uint32_t kBackendAbi = 15;
 
 struct DeviceInfo {
   char name[256];

@@ -117,7 +117,5 @@ int LaunchGroupedProduct(const ExpertGemmLaunch* p, void* stream) {
   emu::Do(static_cast<cudaStream_t>(stream), [p = *p] { MultiplyGroups(p); });
   return 0;
 }
-bool PrefillTakes(const CudaKvLayout*, WireType, size_t, const DeviceLimits*) { return false; }
-int LaunchPrefill(const PrefillLaunch*, void*) { return 1; }
 
 }  // namespace dovetail::kernels::cuda

@@ -189,6 +189,7 @@ class AttentionTest : public CudaTest {
     const std::vector<float> po = Download<float>(*partial_o), pml = Download<float>(*partial_ml);
     spans_ = attention.plan().spans.size();
     tiles_ = attention.prefill_plan().tiles.size();
+    pieces_ = attention.prefill_plan().pieces;
     for (int again = 0; again < 2; ++again) {
       ASSERT_TRUE(attention.Run(stream(), shape, run).ok());
       ASSERT_EQ(Download<std::byte>(*o), o_bytes) << "one plan, other bits";
@@ -256,8 +257,9 @@ class AttentionTest : public CudaTest {
         static_cast<int>(c.wire), c.window, spans_, tiles_);
   }
 
-  // Of the last Check: what the kernel for few rows attended, and the one for many.
+  // Of the last Check: what the kernel for few rows attended, and the one for many, and in how many pieces of tiles.
   size_t spans_ = 0, tiles_ = 0;
+  int pieces_ = 0;
 };
 
 }  // namespace dovetail::kernels::cuda::testing

@@ -144,11 +144,55 @@ TEST_F(CudaPrefillTest, FewRowsAndManyShareAStep) {
   EXPECT_GT(tiles_, 0u);
 }
 
-TEST_F(CudaPrefillTest, AFewRowsOfALongContextAreTheOtherKernels) {
+// One tile for a whole GPU, and a few.
+TEST_F(CudaPrefillTest, AFewRowsOfALongContextAreDivided) {
   Case c = CaseOf(64, KvType::kBF16, 4, 1);
   c.checks_every = 50;
-  Check(c, {{.q_rows = 40, .first_position = 9000}}, 700);
-  EXPECT_EQ(tiles_, 0u);
+  Check(c, {{.q_rows = 20, .first_position = 9000}}, 700);
+  EXPECT_EQ(spans_, 0u);
+  EXPECT_GT(pieces_, 1);
+  for (const int dim : {80, 128, 256}) {
+    for (const KvType type : {KvType::kBF16, KvType::kF16, KvType::kE4M3}) {
+      Case more = CaseOf(dim, type, 4, 1);
+      more.checks_every = 11;
+      CheckMany(more, {{.q_rows = 37, .first_position = 3000 + dim, .sinks = true}}, 700 + dim);
+      EXPECT_GT(pieces_, 1) << "dims " << dim;
+    }
+  }
+}
+
+// Rows of a tile that is divided begin and end in different blocks, and see nothing of some that others see.
+TEST_F(CudaPrefillTest, DividedTilesHaveBlocksThatSomeRowsDoNotSee) {
+  for (const int group : {1, 4}) {
+    for (const int window : {0, 2000}) {
+      Case c = CaseOf(128, KvType::kBF16, group, 1);
+      c.window = window;
+      c.checks_every = 9;
+      for (const int more : {0, 40, 100})
+        CheckMany(c, {{.q_rows = 128 / group, .first_position = 3000 + more, .sinks = window > 0}}, 750 + more);
+      EXPECT_GT(pieces_, 1) << "group " << group << " window " << window;
+    }
+  }
+}
+
+TEST_F(CudaPrefillTest, DividedShardsReturnPartials) {
+  CheckMany(CaseOf(64, KvType::kBF16, 4, 1),
+            {{.q_rows = 30, .first_position = 4000, .token_begin = 128, .token_end = 3200, .partial = true}}, 760);
+  EXPECT_GT(pieces_, 1);
+}
+
+TEST_F(CudaPrefillTest, DividedTilesAndWholeOnesAndDecodesShareAStep) {
+  Case c = CaseOf(128, KvType::kBF16, 4, 1);
+  c.checks_every = 13;
+  Check(c,
+        {{.first_position = 70},
+         {.q_rows = 32, .first_position = 4000},
+         {.q_rows = 40, .first_position = 10},
+         {.first_position = 600}},
+        770);
+  EXPECT_GT(spans_, 0u);
+  EXPECT_GT(pieces_, 1);
+  EXPECT_GT(tiles_, static_cast<size_t>(pieces_));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -35,10 +36,33 @@ PrefillPlan Plan(const std::vector<PrefillItem>& items, int group, int window, i
   return *plan;
 }
 
+// The tile that these are: one that has all, or the pieces that a join has, whose blocks follow each other and of which
+// all but the last have whole ones. Nothing: they are not that.
+std::optional<PrefillTile> WholeTile(std::vector<PrefillTile> parts, const PrefillPlan& plan) {
+  std::sort(parts.begin(), parts.end(),
+            [](const PrefillTile& a, const PrefillTile& b) { return a.first_segment < b.first_segment; });
+  PrefillTile whole = parts[0];
+  if (whole.piece < 0) return parts.size() == 1 ? std::optional(whole) : std::nullopt;
+  const auto join = std::find_if(plan.joins.begin(), plan.joins.end(),
+                                 [&](const PrefillJoin& j) { return j.first_piece == whole.piece; });
+  if (join == plan.joins.end() || join->pieces != static_cast<int32_t>(parts.size()) || join->item != whole.item ||
+      join->head != whole.head || join->row0 != whole.row0)
+    return std::nullopt;
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (parts[i].piece != whole.piece + static_cast<int32_t>(i) || whole.last_tokens != kSegmentTokens ||
+        parts[i].first_segment != whole.first_segment + whole.segments)
+      return std::nullopt;
+    whole.segments += parts[i].segments;
+    whole.last_tokens = parts[i].last_tokens;
+  }
+  return whole;
+}
+
 TEST(PrefillPlan, EveryRowOfEveryHeadHasOneTileWithAllThatItSees) {
   const uint64_t seed = 3;
   std::mt19937_64 random(seed);
   const std::vector<const std::byte*> table(1 << 16);
+  int rounds_divided = 0;
   for (int round = 0; round < 200; ++round) {
     const int group = 1 + static_cast<int>(random() % 9), multiprocessors = 1 + static_cast<int>(random() % 140);
     const int window = random() % 3 == 0 ? 1 + static_cast<int>(random() % 500) : 0;
@@ -58,28 +82,41 @@ TEST(PrefillPlan, EveryRowOfEveryHeadHasOneTileWithAllThatItSees) {
     ASSERT_EQ(plan.first_tile.front(), 0);
     ASSERT_EQ(plan.first_tile.back(), static_cast<int32_t>(plan.tiles.size()));
     ASSERT_TRUE(std::is_sorted(plan.first_tile.begin(), plan.first_tile.end()));
-    std::map<std::tuple<int, int, int>, int> seen;
+    ASSERT_LE(plan.pieces, kMostPieces * multiprocessors);
+    std::map<std::tuple<int, int, int>, std::vector<PrefillTile>> seen;
     for (const PrefillTile& tile : plan.tiles) {
       const PrefillItem& item = items[tile.item];
-      ASSERT_EQ(++seen[std::tuple(tile.item, tile.head, tile.row0)], 1) << "seed " << seed << " round " << round;
-      const int64_t end = std::min<int64_t>(tile.row0 + kPrefillRows, int64_t{item.rows.q_rows} * group);
-      for (int64_t row = tile.row0; row < end; ++row) {
-        const TokenSpan span =
-            VisibleTokens(item.rows.first_position + row / group, window, item.rows.token_begin, item.rows.token_end);
-        if (span.empty()) continue;
-        ASSERT_LE(int64_t{tile.first_segment} * kSegmentTokens, span.begin);
-        ASSERT_GE(int64_t{tile.first_segment + tile.segments - 1} * kSegmentTokens + tile.last_tokens, span.end);
-      }
+      seen[std::tuple(tile.item, tile.head, tile.row0)].push_back(tile);
       if (tile.segments == 0) continue;
       const int64_t last = tile.first_segment + tile.segments - 1;
       ASSERT_EQ(tile.last_block, item.blocks + tile.head * item.head_step + (last - item.first_segment));
       ASSERT_LE(last * kSegmentTokens + tile.last_tokens, item.rows.token_end);
     }
-    size_t tiles = 0;
+    size_t tiles = 0, divided = 0;
     for (const PlannedItem& item : rows)
       tiles += static_cast<size_t>((int64_t{item.q_rows} * group + kPrefillRows - 1) / kPrefillRows * item.kv_heads);
     ASSERT_EQ(seen.size(), tiles);
+    int32_t pieces = 0;
+    for (const auto& [where, parts] : seen) {
+      const auto whole = WholeTile(parts, plan);
+      ASSERT_TRUE(whole.has_value()) << "seed " << seed << " round " << round;
+      divided += whole->piece >= 0 ? 1 : 0;
+      pieces += whole->piece >= 0 ? static_cast<int32_t>(parts.size()) : 0;
+      const PrefillItem& item = items[whole->item];
+      const int64_t end = std::min<int64_t>(whole->row0 + kPrefillRows, int64_t{item.rows.q_rows} * group);
+      for (int64_t row = whole->row0; row < end; ++row) {
+        const TokenSpan span =
+            VisibleTokens(item.rows.first_position + row / group, window, item.rows.token_begin, item.rows.token_end);
+        if (span.empty()) continue;
+        ASSERT_LE(int64_t{whole->first_segment} * kSegmentTokens, span.begin);
+        ASSERT_GE(int64_t{whole->first_segment + whole->segments - 1} * kSegmentTokens + whole->last_tokens, span.end);
+      }
+    }
+    ASSERT_EQ(divided, plan.joins.size());
+    ASSERT_EQ(pieces, plan.pieces);
+    rounds_divided += divided > 0 ? 1 : 0;
   }
+  EXPECT_GT(rounds_divided, 20) << "of 200";
 }
 
 TEST(PrefillPlan, ThreadBlocksEndTogetherAndTheLongestTilesComeFirst) {
@@ -109,19 +146,71 @@ TEST(PrefillPlan, HeadsWhoseKeysFillTheL2ComeOneAfterTheOther) {
   }
 }
 
-TEST(PrefillPlan, AFewRowsOfALongContextAreNotChosen) {
-  const auto choose = [](std::vector<PlannedItem> items) { return ChoosePrefill(items, 4, 0, 132); };
+TEST(PrefillPlan, ItemsOfMoreThanHalfATileAreChosen) {
+  const auto choose = [](std::vector<PlannedItem> items) { return ChoosePrefill(items, 4); };
   EXPECT_EQ(choose({{1, 8, 5000, 0, 5001}}), std::vector<bool>{false}) << "a decode";
   EXPECT_EQ(choose({{16, 8, 0, 0, 16}}), std::vector<bool>{false}) << "64 rows";
   EXPECT_EQ(choose({{17, 8, 0, 0, 17}}), std::vector<bool>{true});
-  EXPECT_EQ(choose({{256, 8, 7936, 0, 8192}}), std::vector<bool>{false}) << "64 tiles for 132 multiprocessors";
+  EXPECT_EQ(choose({{256, 8, 7936, 0, 8192}}), std::vector<bool>{true}) << "64 tiles for 132 multiprocessors";
   EXPECT_EQ(choose({{2048, 8, 129024, 0, 131072}}), std::vector<bool>{true});
-  EXPECT_EQ(choose({{8192, 8, 0, 0, 8192}, {40, 8, 8000, 0, 8040}}), (std::vector<bool>{true, true}))
+  EXPECT_EQ(choose({{8192, 8, 0, 0, 8192}, {40, 8, 8000, 0, 8040}}), (std::vector<bool>{true, true}));
+}
+
+// In blocks that a thread block attends, with what tiles and pieces take besides.
+int64_t LongestShare(const PrefillPlan& plan) {
+  int64_t longest = 0;
+  for (int block = 0; block < plan.grid; ++block) {
+    int64_t cost = 0;
+    for (int32_t i = plan.first_tile[block]; i < plan.first_tile[block + 1]; ++i)
+      cost += plan.tiles[i].segments + (plan.tiles[i].piece >= 0 ? 5 : 2);
+    longest = std::max(longest, cost);
+  }
+  return longest;
+}
+
+TEST(PrefillPlan, AShortPartBehindManyTokensIsSharedByAllThreadBlocks) {
+  const std::vector<const std::byte*> table(1 << 16);
+  for (const int earlier : {2048, 8192, 32768, 131072}) {
+    for (const int rows : {64, 128, 192, 256}) {
+      const std::vector<PrefillItem> items = ItemsOf({{rows, 8, earlier, 0, earlier + rows}}, table.data());
+      const PrefillPlan plan = Plan(items, 4, 0, 132);
+      const int64_t tiles = rows / 32 * 8, blocks = earlier / kSegmentTokens;
+      EXPECT_EQ(plan.joins.size(), static_cast<size_t>(tiles)) << rows << " rows behind " << earlier;
+      // Of what each would have if it could be divided as one likes.
+      EXPECT_LE(LongestShare(plan), 12 + blocks * tiles * 5 / 4 / 132) << rows << " rows behind " << earlier;
+    }
+  }
+}
+
+TEST(PrefillPlan, PromptsThatFillTheGpuAreNotDivided) {
+  const std::vector<const std::byte*> table(1 << 17);
+  const auto pieces = [&](const std::vector<PlannedItem>& rows) {
+    return Plan(ItemsOf(rows, table.data()), 4, 0, 132).pieces;
+  };
+  for (const int tokens : {100, 512, 1000, 2048, 8192, 32768})
+    EXPECT_EQ(pieces({{tokens, 8, 0, 0, tokens}}), 0) << tokens;
+  for (const int earlier : {8192, 32768, 129024}) {
+    EXPECT_EQ(pieces({{2048, 8, earlier, 0, earlier + 2048}}), 0) << earlier;
+    EXPECT_EQ(pieces({{8192, 8, earlier, 0, earlier + 8192}}), 0) << earlier;
+    EXPECT_EQ(pieces({{512, 8, earlier, 0, earlier + 512}}), 0) << "128 tiles for 132 multiprocessors";
+  }
+  EXPECT_EQ(pieces({{8192, 8, 0, 0, 8192}, {40, 8, 8000, 0, 8040}}), 0)
       << "a long tile does not matter among many others";
 }
 
 TEST(PrefillPlan, WithoutItemsIsRefused) {
   EXPECT_EQ(PlanPrefill({}, 4, 0, 132, kTokenBytes).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(PrefillPlan, NoTileIsDividedWithoutPieces) {
+  const std::vector<const std::byte*> table(1 << 14);
+  const std::vector<PrefillItem> items = ItemsOf({{64, 8, 32768, 0, 32832}}, table.data());
+  const auto plan = PlanPrefill(items, 4, 0, 132, kTokenBytes, 0);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->pieces, 0);
+  EXPECT_EQ(plan->tiles.size(), 16u);
+  EXPECT_EQ(PlanPrefill(items, 4, 0, 132, kTokenBytes, kMostPieces + 1).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

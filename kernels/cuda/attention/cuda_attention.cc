@@ -56,9 +56,12 @@ absl::Status CheckItem(const CudaAttentionItem& item, size_t index) {
 
 size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// That a plan's pieces of tiles have at most.
+int64_t TilePieceRows(int multiprocessors) { return int64_t{kMostPieces} * multiprocessors * kPrefillRows; }
+
 // Where the parts of a plan lie in one piece of memory.
 struct PlanLayout {
-  size_t extent = 0, items = 0, spans = 0, parts = 0, first_node = 0, first_tile = 0, tiles = 0, bytes = 0;
+  size_t extent = 0, items = 0, spans = 0, parts = 0, first_node = 0, first_tile = 0, joins = 0, tiles = 0, bytes = 0;
 };
 
 PlanLayout LayOut(const AttentionPlan& plan, const PrefillPlan& prefill, size_t items, size_t nodes) {
@@ -68,7 +71,8 @@ PlanLayout LayOut(const AttentionPlan& plan, const PrefillPlan& prefill, size_t 
   at.parts = at.spans + RoundUp(plan.spans.size() * sizeof(AttentionSpan));
   at.first_node = at.parts + RoundUp(plan.grid * sizeof(AttentionPart));
   at.first_tile = at.first_node + RoundUp(nodes * sizeof(int32_t));
-  at.tiles = at.first_tile + RoundUp(prefill.first_tile.size() * sizeof(int32_t));
+  at.joins = at.first_tile + RoundUp(prefill.first_tile.size() * sizeof(int32_t));
+  at.tiles = at.joins + RoundUp(prefill.joins.size() * sizeof(PrefillJoin));
   at.bytes = at.tiles + RoundUp(prefill.tiles.size() * sizeof(PrefillTile));
   return at;
 }
@@ -84,9 +88,8 @@ std::vector<bool> CudaAttention::Choose(const CudaAttentionShape& shape, std::sp
   if (kernel_ == Kernel::kForFewRows || shape.arena == nullptr || shape.o_type != shape.q_type ||
       !library->prefill_takes(&shape.layout, shape.q_type, shape.arena_bytes, &limits))
     return std::vector<bool>(items.size());
-  std::vector<bool> chosen = kernel_ == Kernel::kForManyRows
-                                 ? std::vector<bool>(items.size(), true)
-                                 : ChoosePrefill(planned, shape.group, shape.window, limits.multiprocessors);
+  std::vector<bool> chosen =
+      kernel_ == Kernel::kFaster ? ChoosePrefill(planned, shape.group) : std::vector<bool>(items.size(), true);
   for (size_t i = 0; i < items.size(); ++i)
     chosen[i] = chosen[i] && (items[i].partial || (items[i].o_offset % 8 == 0 && items[i].o_row_step % 8 == 0));
   return chosen;
@@ -120,7 +123,9 @@ absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& s
   prefill_plan_ = {};
   if (!prefill.empty()) {
     const int token_bytes = shape.layout.bytes() / CudaKvLayout::kTokens;
-    DT_ASSIGN_OR_RETURN(prefill_plan_, PlanPrefill(prefill, shape.group, shape.window, multiprocessors, token_bytes));
+    DT_ASSIGN_OR_RETURN(prefill_plan_, PlanPrefill(prefill, shape.group, shape.window, multiprocessors, token_bytes,
+                                                   kernel_ == Kernel::kForManyRowsWhole ? 0 : kMostPieces));
+    if (prefill_plan_.pieces > 0) DT_RETURN_IF_ERROR(GrowTilePieces(stream, shape.layout.value_dim));
   }
   if (!few.empty() || items.empty()) {
     DT_ASSIGN_OR_RETURN(plan_, PlanAttention(few, shape.group, shape.window, multiprocessors));
@@ -194,12 +199,14 @@ absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAtten
   std::memcpy(host + at.parts, plan_.parts.data(), plan_.parts.size() * sizeof(AttentionPart));
   std::memcpy(host + at.extent, &plan_.extent, sizeof(plan_.extent));
   std::memcpy(host + at.first_tile, prefill_plan_.first_tile.data(), prefill_plan_.first_tile.size() * sizeof(int32_t));
+  std::memcpy(host + at.joins, prefill_plan_.joins.data(), prefill_plan_.joins.size() * sizeof(PrefillJoin));
   std::memcpy(host + at.tiles, prefill_plan_.tiles.data(), prefill_plan_.tiles.size() * sizeof(PrefillTile));
   extent_ = reinterpret_cast<AttentionExtent*>(there + at.extent);
   items_ = reinterpret_cast<DeviceAttentionItem*>(there + at.items);
   spans_ = reinterpret_cast<AttentionSpan*>(there + at.spans);
   parts_ = reinterpret_cast<AttentionPart*>(there + at.parts);
   first_tile_ = reinterpret_cast<int32_t*>(there + at.first_tile);
+  joins_ = reinterpret_cast<PrefillJoin*>(there + at.joins);
   tiles_ = reinterpret_cast<PrefillTile*>(there + at.tiles);
   return stream.Upload(there, host, at.bytes, &staging.copied);
 }
@@ -217,17 +224,14 @@ absl::Status CudaAttention::GrowPieces(CudaStream& stream, int tiles, int value_
   return stream.Fill(arrived_->data(), 0, arrived_->size_bytes());
 }
 
-absl::Status CudaAttention::Reserve(int64_t plan_bytes, int tiles, int value_dim) {
-  DT_ASSIGN_OR_RETURN(const std::unique_ptr<CudaStream> stream, device_.CreateCudaStream());
-  DT_RETURN_IF_ERROR(GrowPieces(*stream, tiles, value_dim));
-  if (plan_memory_ == nullptr || plan_memory_->size_bytes() < static_cast<size_t>(plan_bytes)) {
-    DT_ASSIGN_OR_RETURN(plan_memory_, device_.Allocate(plan_bytes));
-  }
-  for (Staging& staging : staging_) {
-    if (staging.host != nullptr && staging.host->size_bytes() >= static_cast<size_t>(plan_bytes)) continue;
-    DT_ASSIGN_OR_RETURN(staging.host, device_.AllocatePinned(plan_bytes));
-  }
-  return stream->SynchronizeStatus();
+// As much as any plan may take, so that it is allocated once.
+absl::Status CudaAttention::GrowTilePieces(CudaStream& stream, int value_dim) {
+  const auto bytes =
+      static_cast<size_t>(TilePieceRows(device_.info().multiprocessors) * (value_dim + 2)) * sizeof(float);
+  if (tile_pieces_ != nullptr && tile_pieces_->size_bytes() >= bytes) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(stream.SynchronizeStatus());
+  DT_ASSIGN_OR_RETURN(tile_pieces_, device_.Allocate(bytes));
+  return absl::OkStatus();
 }
 
 uint64_t CudaAttention::Launches() const {
@@ -238,6 +242,10 @@ uint64_t CudaAttention::Launches() const {
   };
   mix(extent_), mix(items_), mix(spans_), mix(parts_);
   if (!prefill_plan_.tiles.empty()) mix(first_tile_), mix(tiles_);
+  if (!prefill_plan_.joins.empty()) {
+    hash ^= prefill_plan_.joins.size();
+    mix(joins_), mix(tile_pieces_->data());
+  }
   for (Buffer* buffer : {piece_o_.get(), piece_ml_.get(), arrived_.get()})
     mix(buffer != nullptr ? buffer->data() : nullptr);
   return hash;
@@ -271,6 +279,12 @@ absl::Status CudaAttention::Run(CudaStream& stream, const CudaAttentionShape& sh
     launch.first_tile = first_tile_;
     launch.arena = shape.arena;
     launch.arena_bytes = shape.arena_bytes;
+    if (!prefill_plan_.joins.empty()) {
+      launch.joins = joins_;
+      launch.join_count = static_cast<int32_t>(prefill_plan_.joins.size());
+      launch.piece_ml = reinterpret_cast<float*>(tile_pieces_->data());
+      launch.piece_o = launch.piece_ml + TilePieceRows(limits.multiprocessors) * 2;
+    }
     DT_RETURN_IF_ERROR(
         library.Check(library->prefill(&launch, stream.handle()), device_.name() + ": paged attention of many rows"));
   }

@@ -12,10 +12,11 @@ namespace dovetail::kernels::cuda {
 
 // Paged attention on a GPU: what paged_attention.h computes, for q_rows of 1 to thousands. Two kernels share a step's
 // items: one for few rows, which deals out KV blocks (attention_kernel.cuh), and on Hopper one for many, which deals
-// out rows (prefill_kernel.cuh): K and V of 16 bits and one size of head, 64, 80, 96, 128 or 256, q and o of their
-// type, all of whose blocks lie in one arena, and o at multiples of eight elements. What the second does not take is
-// the first's, and so is everything on other GPUs. Not bit-equal to the CPU (docs/ARCHITECTURE.md, determinism): sums
-// run in another order and weights are rounded to the type of the products. For one plan the bits are always the same.
+// out rows, and KV blocks too where these are few for a GPU (prefill_plan.h, prefill_kernel.cuh): one size of head, 64,
+// 80, 96, 128 or 256, q and o of one type of 16 bits, K and V of that or of 8 bits, all of whose blocks lie in one
+// arena, and o at multiples of eight elements. What the second does not take is the first's, and so is everything on
+// other GPUs. Not bit-equal to the CPU (docs/ARCHITECTURE.md, determinism): sums run in another order and weights are
+// rounded to the type of the products. For one plan the bits are always the same.
 
 // What is equal for all layers and items of a step.
 struct CudaAttentionShape {
@@ -70,20 +71,18 @@ struct CudaAttentionRun {
 // Threads: thread-compatible.
 class CudaAttention {
  public:
-  // Which kernel attends items that both could: the faster one, or always the same.
-  enum class Kernel { kFaster, kForFewRows, kForManyRows };
+  // Which kernel attends items that both could: the faster one, or always the same. kForManyRowsWhole: and no thread
+  // blocks share a tile.
+  enum class Kernel { kFaster, kForFewRows, kForManyRows, kForManyRowsWhole };
 
   explicit CudaAttention(CudaDevice& device, Kernel kernel = Kernel::kFaster);
 
   // Plans a step and enqueues its upload. Memory grows to the largest plan so far: kResourceExhausted if it is not
-  // there (Reserve takes it in advance). kInvalidArgument, naming the item, for what the contract refuses. Waits, on
-  // the host, only for the upload of four plans ago.
+  // there. kInvalidArgument, naming the item, for what the contract refuses. Waits, on the host, only for the upload of
+  // four plans ago.
   absl::Status Plan(CudaStream& stream, const CudaAttentionShape& shape, std::span<const CudaAttentionItem> items);
   // Enqueues one layer. The shape may differ from the plan's in scale, key_scale and value_scale only.
   absl::Status Run(CudaStream& stream, const CudaAttentionShape& shape, const CudaAttentionRun& run);
-
-  // So that no Plan within these bounds allocates. kResourceExhausted.
-  absl::Status Reserve(int64_t plan_bytes, int tiles, int value_dim);
 
   // What launches of the plan depend on, other than the contents of memory: addresses, grid and tiles.
   uint64_t Launches() const;
@@ -104,6 +103,7 @@ class CudaAttention {
                            std::span<const PlannedItem> planned) const;
   absl::Status Upload(CudaStream& stream, std::span<const CudaAttentionItem> items, int window);
   absl::Status GrowPieces(CudaStream& stream, int tiles, int value_dim);
+  absl::Status GrowTilePieces(CudaStream& stream, int value_dim);
 
   CudaDevice& device_;
   const Kernel kernel_;
@@ -111,13 +111,15 @@ class CudaAttention {
   PrefillPlan prefill_plan_;
   std::array<Staging, 4> staging_;
   int next_staging_ = 0;
-  std::unique_ptr<Buffer> plan_memory_;  // extent, items, spans, parts, first nodes, tiles
+  std::unique_ptr<Buffer> plan_memory_;  // extent, items, spans, parts, first nodes, joins, tiles
   std::unique_ptr<Buffer> piece_o_, piece_ml_, arrived_;
-  AttentionExtent* extent_ = nullptr;  // these in plan_memory_
+  std::unique_ptr<Buffer> tile_pieces_;  // PrefillLaunch's piece_ml and piece_o
+  AttentionExtent* extent_ = nullptr;    // these in plan_memory_
   DeviceAttentionItem* items_ = nullptr;
   AttentionSpan* spans_ = nullptr;
   AttentionPart* parts_ = nullptr;
   int32_t* first_tile_ = nullptr;
+  PrefillJoin* joins_ = nullptr;
   PrefillTile* tiles_ = nullptr;
 };
 

@@ -3,23 +3,37 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
+template <KvType kType, bool kWireBF16, int D>
+int LaunchDim(const PrefillLaunch& call, void* stream) {
+  return call.join_count > 0 ? LaunchPrefillShape<PrefillShape<kType, kWireBF16, D, true>>(call, stream)
+                             : LaunchPrefillShape<PrefillShape<kType, kWireBF16, D, false>>(call, stream);
+}
+
 template <KvType kType, bool kWireBF16>
 int LaunchTyped(const PrefillLaunch& call, void* stream) {
   switch (call.layout.key_dim) {
-    case 64: return LaunchPrefillShape<PrefillShape<kType, kWireBF16, 64>>(call, stream);
-    case 80: return LaunchPrefillShape<PrefillShape<kType, kWireBF16, 80>>(call, stream);
-    case 96: return LaunchPrefillShape<PrefillShape<kType, kWireBF16, 96>>(call, stream);
-    case 128: return LaunchPrefillShape<PrefillShape<kType, kWireBF16, 128>>(call, stream);
-    case 256: return LaunchPrefillShape<PrefillShape<kType, kWireBF16, 256>>(call, stream);
+    case 64: return LaunchDim<kType, kWireBF16, 64>(call, stream);
+    case 80: return LaunchDim<kType, kWireBF16, 80>(call, stream);
+    case 96: return LaunchDim<kType, kWireBF16, 96>(call, stream);
+    case 128: return LaunchDim<kType, kWireBF16, 128>(call, stream);
+    case 256: return LaunchDim<kType, kWireBF16, 256>(call, stream);
     default: return static_cast<int>(cudaErrorInvalidValue);
   }
+}
+
+int LaunchTiles(const PrefillLaunch& launch, void* stream) {
+  const bool bf16 = launch.q_type == WireType::kBF16;
+  if (launch.layout.type == KvType::kE4M3)
+    return bf16 ? LaunchTyped<KvType::kE4M3, true>(launch, stream) : LaunchTyped<KvType::kE4M3, false>(launch, stream);
+  return bf16 ? LaunchTyped<KvType::kBF16, true>(launch, stream) : LaunchTyped<KvType::kF16, false>(launch, stream);
 }
 
 // Whether this library has the code for Hopper, and not only what drivers compile for any GPU.
 bool HasCode() {
   static const bool has = [] {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, PrefillKernel<PrefillShape<KvType::kBF16, true, 128>>) == cudaSuccess &&
+    return cudaFuncGetAttributes(&attributes, PrefillKernel<PrefillShape<KvType::kBF16, true, 128, false>>) ==
+               cudaSuccess &&
            attributes.binaryVersion == 90 && attributes.ptxVersion >= 90;
   }();
   return has;
@@ -45,11 +59,8 @@ bool PrefillTakes(const CudaKvLayout* layout, WireType q_type, size_t arena_byte
 }
 
 int LaunchPrefill(const PrefillLaunch* launch, void* stream) {
-  const bool bf16 = launch->q_type == WireType::kBF16;
-  if (launch->layout.type == KvType::kE4M3)
-    return bf16 ? LaunchTyped<KvType::kE4M3, true>(*launch, stream)
-                : LaunchTyped<KvType::kE4M3, false>(*launch, stream);
-  return bf16 ? LaunchTyped<KvType::kBF16, true>(*launch, stream) : LaunchTyped<KvType::kF16, false>(*launch, stream);
+  const int error = LaunchTiles(*launch, stream);
+  return error != 0 ? error : LaunchPrefillJoin(*launch, stream);
 }
 
 }  // namespace dovetail::kernels::cuda

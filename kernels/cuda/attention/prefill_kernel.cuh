@@ -15,7 +15,9 @@
 // block as wgmma reads it, except for the pitch: the tensor map cuts rows into columns of 128, 64 or 32 bytes and puts
 // these one below the other. Behind the last token it fills in zeros, whatever the block's memory holds.
 //
-// Nothing is divided between thread blocks, so a tile's bits depend on its rows and keys only.
+// A tile is not divided between thread blocks, unless there are so few that they would leave most of the
+// multiprocessors idle (prefill_plan.h): then each thread block has some of its blocks, and prefill_join.cu joins the
+// pieces in the order of the blocks. So a tile's bits depend on its rows, its keys and the division only.
 
 namespace dovetail::kernels::cuda {
 
@@ -27,7 +29,84 @@ __device__ __forceinline__ void PassTurn(int group) {
   asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group ^ 1)) : "memory");
 }
 
-// One of the attending warpgroups.
+// Scores of a tile's first step.
+template <typename S>
+__device__ __forceinline__ void FirstStep(const PrefillLaunch& p, const PrefillShared<S>& shared, uint32_t queries,
+                                          int token0, typename Pipeline<S::kStages>::State& key_state,
+                                          PrefillRowsState<S>& rows) {
+  shared.key_ring.ConsumerWait(key_state);
+  FenceRegisters(rows.s);
+  BeginProducts();
+  rows.IssueScores(queries, shared.keys + key_state.stage * S::kStepBytes);
+  EndProducts();
+  WaitForProducts<0>();
+  FenceRegisters(rows.s);
+  shared.key_ring.ConsumerRelease(key_state);
+  key_state.Next();
+  float factor[2];
+  rows.Mask(token0);
+  rows.Weigh(p.scale_log2, factor);
+  rows.PackWeights();
+}
+
+// Scores of a further step, and the values of the one before.
+template <typename S>
+__device__ __forceinline__ void NextStep(const PrefillLaunch& p, const PrefillShared<S>& shared, int group,
+                                         uint32_t queries, int token0, typename Pipeline<S::kStages>::State& key_state,
+                                         typename Pipeline<S::kStages>::State& value_state, PrefillRowsState<S>& rows) {
+  shared.key_ring.ConsumerWait(key_state);
+  AwaitTurn(group);
+  FenceRegisters(rows.s);
+  FenceRegisters(rows.o);
+  FenceRegisters(rows.w);
+  BeginProducts();
+  rows.IssueScores(queries, shared.keys + key_state.stage * S::kStepBytes);
+  EndProducts();
+  shared.value_ring.ConsumerWait(value_state);
+  BeginProducts();
+  rows.IssueValues(shared.values + value_state.stage * S::kStepBytes);
+  EndProducts();
+  PassTurn(group);
+  WaitForProducts<1>();
+  FenceRegisters(rows.s);
+  shared.key_ring.ConsumerRelease(key_state);
+  key_state.Next();
+  float factor[2];
+  rows.Mask(token0);
+  const bool changes = rows.Weigh(p.scale_log2, factor);
+  FenceRegisters(rows.s);
+  // As a branch: where there is none, the assembler waits for products before it begins to weigh scores.
+  if (changes) {
+    WaitForProducts<0>();
+    FenceRegisters(rows.o);
+    rows.Scale(factor);
+  }
+  WaitForProducts<0>();
+  FenceRegisters(rows.o);
+  FenceRegisters(rows.w);
+  shared.value_ring.ConsumerRelease(value_state);
+  value_state.Next();
+  rows.PackWeights();
+}
+
+template <typename S>
+__device__ __forceinline__ void LastValues(const PrefillShared<S>& shared,
+                                           typename Pipeline<S::kStages>::State& value_state,
+                                           PrefillRowsState<S>& rows) {
+  shared.value_ring.ConsumerWait(value_state);
+  FenceRegisters(rows.o);
+  FenceRegisters(rows.w);
+  BeginProducts();
+  rows.IssueValues(shared.values + value_state.stage * S::kStepBytes);
+  EndProducts();
+  WaitForProducts<0>();
+  FenceRegisters(rows.o);
+  shared.value_ring.ConsumerRelease(value_state);
+  value_state.Next();
+}
+
+// One of the attending warpgroups. What a tile needs is in variables, and not in members of one value: the compiler
+// then keeps what describes matrices from step to step.
 template <typename S>
 __device__ __forceinline__ void Attend(const PrefillLaunch& p, const PrefillShared<S>& shared, int group) {
   const int my_row = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
@@ -46,69 +125,15 @@ __device__ __forceinline__ void Attend(const PrefillLaunch& p, const PrefillShar
     const int steps = (segments + S::kBlocks - 1) / S::kBlocks;
     int token0 = slot.tile.first_segment * CudaKvLayout::kTokens + (steps - 1) * S::kKeys;
     if (steps > 0) {
-      shared.key_ring.ConsumerWait(key_state);
-      FenceRegisters(rows.s);
-      BeginProducts();
-      rows.IssueScores(queries, shared.keys + key_state.stage * S::kStepBytes);
-      EndProducts();
-      WaitForProducts<0>();
-      FenceRegisters(rows.s);
-      shared.key_ring.ConsumerRelease(key_state);
-      key_state.Next();
-      float factor[2];
-      rows.Mask(token0);
-      rows.Weigh(p.scale_log2, factor);
-      rows.PackWeights();
+      FirstStep<S>(p, shared, queries, token0, key_state, rows);
       for (int step = 1; step < steps; ++step) {
         token0 -= S::kKeys;
-        shared.key_ring.ConsumerWait(key_state);
-        AwaitTurn(group);
-        FenceRegisters(rows.s);
-        FenceRegisters(rows.o);
-        FenceRegisters(rows.w);
-        BeginProducts();
-        rows.IssueScores(queries, shared.keys + key_state.stage * S::kStepBytes);
-        EndProducts();
-        shared.value_ring.ConsumerWait(value_state);
-        BeginProducts();
-        rows.IssueValues(shared.values + value_state.stage * S::kStepBytes);
-        EndProducts();
-        PassTurn(group);
-        WaitForProducts<1>();
-        FenceRegisters(rows.s);
-        shared.key_ring.ConsumerRelease(key_state);
-        key_state.Next();
-        rows.Mask(token0);
-        const bool changes = rows.Weigh(p.scale_log2, factor);
-        FenceRegisters(rows.s);
-        // As a branch: where there is none, the assembler waits for products before it begins to weigh scores.
-        if (changes) {
-          WaitForProducts<0>();
-          FenceRegisters(rows.o);
-          rows.Scale(factor);
-        }
-        WaitForProducts<0>();
-        FenceRegisters(rows.o);
-        FenceRegisters(rows.w);
-        shared.value_ring.ConsumerRelease(value_state);
-        value_state.Next();
-        rows.PackWeights();
+        NextStep<S>(p, shared, group, queries, token0, key_state, value_state, rows);
       }
     }
     shared.query_ring.ConsumerRelease(query_state);
     query_state.Next();
-    if (steps > 0) {
-      shared.value_ring.ConsumerWait(value_state);
-      FenceRegisters(rows.o);
-      FenceRegisters(rows.w);
-      BeginProducts();
-      rows.IssueValues(shared.values + value_state.stage * S::kStepBytes);
-      EndProducts();
-      WaitForProducts<0>();
-      FenceRegisters(rows.o);
-      shared.value_ring.ConsumerRelease(value_state);
-      value_state.Next();
-    }
+    if (steps > 0) LastValues<S>(shared, value_state, rows);
     rows.Write(p, slot, row);
   }
 }

@@ -137,38 +137,69 @@ struct PrefillRowsState {
   }
 
   __device__ __forceinline__ void Write(const PrefillLaunch& p, const PrefillSlot& slot, int row) const {
-    const int c = static_cast<int>(threadIdx.x) % 4, rows = slot.item.q_rows * p.group;
+    const int rows = slot.item.q_rows * p.group;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = l[half] + __shfl_xor_sync(~0u, l[half], 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int at = row + 8 * half;
+      if constexpr (S::kPieces) {
+        if (slot.tile.piece >= 0) {
+          if (at < rows) WritePiece(p, slot.tile, half, at - slot.tile.row0, sum);
+          continue;
+        }
+      }
       const RowResult result = ResultOf(p, slot.item, slot.tile.head, min(at, rows - 1), m[half], sum);
       if (slot.item.first_node == nullptr) {
-#pragma unroll
-        for (int first = 0; first < kOutTiles; first += 4) {
-          uint32_t words[4] = {};
-#pragma unroll
-          for (int j = 0; j < 4 && first + j < kOutTiles; ++j) {
-            words[j] =
-                S::WireMath::Pack(o[first + j][2 * half] * result.factor, o[first + j][2 * half + 1] * result.factor);
-          }
-          TransposeQuad(words);
-          if (at < rows && first + c < kOutTiles) {
-            *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.o) + result.at + 8 * (first + c)) =
-                make_uint4(words[0], words[1], words[2], words[3]);
-          }
-        }
+        WriteRow(p, result, half, at < rows);
       } else if (at < rows) {
-#pragma unroll
-        for (int j = 0; j < kOutTiles; ++j) {
-          if (result.nodes == 0) continue;
-          *reinterpret_cast<float2*>(p.partial_o + result.at + 8 * j + 2 * c) =
-              make_float2(o[j][2 * half] * result.factor, o[j][2 * half + 1] * result.factor);
-        }
-        result.StoreRest(p, slot.item, c);
+        WritePartial(p, slot.item, result, half);
       }
     }
+  }
+
+ private:
+  __device__ __forceinline__ static int Quarter() { return static_cast<int>(threadIdx.x) % 4; }
+
+  // Four threads have a row.
+  __device__ __forceinline__ void WriteRow(const PrefillLaunch& p, const RowResult& result, int half,
+                                           bool there) const {
+#pragma unroll
+    for (int first = 0; first < kOutTiles; first += 4) {
+      uint32_t words[4] = {};
+#pragma unroll
+      for (int j = 0; j < 4 && first + j < kOutTiles; ++j) {
+        words[j] =
+            S::WireMath::Pack(o[first + j][2 * half] * result.factor, o[first + j][2 * half + 1] * result.factor);
+      }
+      TransposeQuad(words);
+      if (there && first + Quarter() < kOutTiles) {
+        *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.o) + result.at + 8 * (first + Quarter())) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void WritePartial(const PrefillLaunch& p, const DeviceAttentionItem& item,
+                                               const RowResult& result, int half) const {
+#pragma unroll
+    for (int j = 0; j < kOutTiles; ++j) {
+      if (result.nodes == 0) continue;
+      *reinterpret_cast<float2*>(p.partial_o + result.at + 8 * j + 2 * Quarter()) =
+          make_float2(o[j][2 * half] * result.factor, o[j][2 * half + 1] * result.factor);
+    }
+    result.StoreRest(p, item, Quarter());
+  }
+
+  __device__ __forceinline__ void WritePiece(const PrefillLaunch& p, const PrefillTile& tile, int half, int row,
+                                             float sum) const {
+    const int64_t at = static_cast<int64_t>(tile.piece) * kPrefillRows + row;
+#pragma unroll
+    for (int j = 0; j < kOutTiles; ++j) {
+      *reinterpret_cast<float2*>(p.piece_o + at * S::kDim + 8 * j + 2 * Quarter()) =
+          make_float2(o[j][2 * half], o[j][2 * half + 1]);
+    }
+    if (Quarter() == 0) *reinterpret_cast<float2*>(p.piece_ml + at * 2) = make_float2(m[half], sum);
   }
 };
 

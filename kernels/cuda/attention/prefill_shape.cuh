@@ -18,8 +18,11 @@ inline constexpr int kPrefillGroups = 2;  // warpgroups that attend
 inline constexpr int kQueryWarps = 3;
 
 // Keys and values of a type, for heads of D dimensions. Those of 8 bits become f16 on their way, as queries do.
-template <KvType kType, bool kWireIsBF16, int D>
+// kHasPieces: some tiles may be pieces. Launches without any have a kernel of their own, which is compiled as if there
+// were none.
+template <KvType kType, bool kWireIsBF16, int D, bool kHasPieces>
 struct PrefillShape {
+  static constexpr bool kPieces = kHasPieces;
   static constexpr bool kWide = kType != KvType::kE4M3;
   static constexpr bool kBF16 = kType == KvType::kBF16;  // products
   static constexpr bool kWireBF16 = kWireIsBF16;         // q and o
