@@ -61,6 +61,7 @@ constexpr Backend kBackend = {
     .prefill = LaunchPrefill,
     .read_all = LaunchReadAll,
     .merge = LaunchMerge,
+    .pack_heads = LaunchPackHeads,
     .kv_append = LaunchKvAppend,
     .rope_table = LaunchRopeTable,
     .rms_norm = LaunchRmsNorm,
@@ -101,6 +102,7 @@ constexpr Backend kBackend = {
     .exchange_await_all = LaunchExchangeAwaitAll,
     .exchange_gather = LaunchExchangeGather,
     .exchange_copies = LaunchExchangeCopies,
+    .copy_runs = LaunchCopyRuns,
     .ucx_peer_pointer = UcxPeerPointer,
 };
 

@@ -4,7 +4,9 @@
 
 #include "kernels/cuda/attention/attention_args.h"
 #include "kernels/cuda/attention/merge_args.h"
+#include "kernels/cuda/attention/pack_heads_args.h"
 #include "kernels/cuda/attention/prefill_args.h"
+#include "kernels/cuda/exchange/copy_runs_args.h"
 #include "kernels/cuda/exchange/exchange_args.h"
 #include "kernels/cuda/experts/expert_args.h"
 #include "kernels/cuda/products/quant_args.h"
@@ -24,7 +26,7 @@ namespace dovetail::kernels::cuda {
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Functions with a stream only enqueue, except
 // stream_synchronize, and gemm_run where it measures algorithms for a new shape.
 // Threads: thread-safe.
-inline constexpr uint32_t kBackendAbi = 15;
+inline constexpr uint32_t kBackendAbi = 16;
 
 struct DeviceInfo {
   char name[256];
@@ -120,6 +122,7 @@ struct Backend {
   // Reads memory once, at the best rate a kernel gets: what attention is measured against. `result` is 4 bytes.
   int (*read_all)(const void* memory, size_t bytes, void* result, void* stream);
   int (*merge)(const MergeLaunch* launch, void* stream);
+  int (*pack_heads)(const PackHeadsLaunch* launch, void* stream);
   int (*kv_append)(const KvAppendLaunch* launch, void* stream);
   int (*rope_table)(const RopeTableLaunch* launch, void* stream);
   int (*rms_norm)(const RmsNormLaunch* launch, void* stream);
@@ -166,6 +169,7 @@ struct Backend {
   int (*exchange_await_all)(const ExchangeAwaitAllLaunch* launch, void* stream);
   int (*exchange_gather)(const ExchangeGatherLaunch* launch, void* stream);
   int (*exchange_copies)(const ExchangeCopiesLaunch* launch, void* stream);
+  int (*copy_runs)(const CopyRunsLaunch* launch, void* stream);
   // exchange_launches.h; -1 in a library built without UCX's device API.
   int (*ucx_peer_pointer)(int device, void* list, unsigned index, void** pointer);
 };

@@ -9,6 +9,7 @@ constexpr int kMostPushBlocks = 1024;
 constexpr uint64_t kVector = 16;
 constexpr int64_t kSplitBytes = 8192;
 constexpr int kMostSplits = 64;
+constexpr int64_t kMostRunBytes = int64_t{1} << 35;  // 16 bytes each, numbered in 32 bits
 
 absl::Status CheckOp(uint64_t op) {
   if (op + 1 < kExchangeOps) return absl::OkStatus();
@@ -81,6 +82,23 @@ absl::Status ExchangeCopies(CudaStream& stream, const ExchangeCopiesLaunch& args
 
 int ExchangeSplits(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>((bytes + kSplitBytes - 1) / kSplitBytes, 1, kMostSplits));
+}
+
+absl::Status CopyRuns(CudaStream& stream, const CopyRunsLaunch& args) {
+  const int64_t all = args.from_row_step | args.to_row_step | args.from_run_step | args.to_run_step | args.run_bytes;
+  const int64_t of_row = static_cast<int64_t>(args.run_bytes) * args.runs;
+  if (args.rows < 0 || args.runs < 1 || all < 0 || all % int64_t{kVector} != 0 || args.blocks < 1 ||
+      args.blocks > kMostPushBlocks || of_row >= kMostRunBytes || (of_row > 0 && args.rows >= kMostRunBytes / of_row))
+    return InvalidArgument("copy of runs on a GPU: ", args.rows, " rows of ", args.runs, " runs of ", args.run_bytes,
+                           " bytes by ", args.blocks, " blocks; sizes and steps are multiples of ", kVector,
+                           ", below 2^35 bytes in all, and 1..", kMostPushBlocks, " blocks copy them");
+  if (args.rows == 0 || args.run_bytes == 0) return absl::OkStatus();
+  const uint64_t places = reinterpret_cast<uint64_t>(args.from) | reinterpret_cast<uint64_t>(args.to);
+  if (args.from == nullptr || args.to == nullptr || places % kVector != 0)
+    return InvalidArgument("copy of runs on a GPU: a pointer is null or on no multiple of ", kVector);
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  return stream.device().library().Check(stream.device().library()->copy_runs(&args, stream.handle()),
+                                         stream.device().name() + ": copy of runs");
 }
 
 absl::StatusOr<void*> UcxPeerPointer(CudaDevice& device, void* list, unsigned index) {

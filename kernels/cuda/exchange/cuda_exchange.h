@@ -1,4 +1,5 @@
 #pragma once
+#include "kernels/cuda/exchange/copy_runs_args.h"
 #include "kernels/cuda/exchange/exchange_args.h"
 #include "kernels/cuda/runtime/cuda_device.h"
 
@@ -17,6 +18,12 @@ absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args
 absl::Status ExchangeCopies(CudaStream& stream, const ExchangeCopiesLaunch& args);
 // How many thread blocks a copy of so many bytes should have.
 int ExchangeSplits(int64_t bytes);
+
+// Copies between what the stream's device reaches; the sides do not overlap. kInvalidArgument, before anything runs: a
+// null pointer, a number that is negative or no multiple of 16, 2^35 bytes or more.
+// Threads: thread-safe on different streams.
+// Memory: allocates nothing.
+absl::Status CopyRuns(CudaStream& stream, const CopyRunsLaunch& args);
 
 // For transport/ucx/device_link.h: where kernels on `device` reach element `index` of a remote memory list. Blocks.
 // kFailedPrecondition: by no plain store.

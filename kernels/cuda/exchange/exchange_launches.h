@@ -1,4 +1,5 @@
 #pragma once
+#include "kernels/cuda/exchange/copy_runs_args.h"
 #include "kernels/cuda/exchange/exchange_args.h"
 
 namespace dovetail::kernels::cuda {
@@ -12,6 +13,7 @@ int LaunchExchangePush(const ExchangePushLaunch* launch, void* stream);
 int LaunchExchangeAwaitAll(const ExchangeAwaitAllLaunch* launch, void* stream);
 int LaunchExchangeGather(const ExchangeGatherLaunch* launch, void* stream);
 int LaunchExchangeCopies(const ExchangeCopiesLaunch* launch, void* stream);
+int LaunchCopyRuns(const CopyRunsLaunch* launch, void* stream);
 
 // Where this device sees element `index` of a remote memory list of UCX's device API (transport/ucx/device_link.h).
 // Blocks. -1: memory that no plain store reaches, or a library built without UCX's device API.

@@ -93,6 +93,29 @@ absl::Status KvAppend(CudaStream& stream, const KvAppendLaunch& args) {
   return Enqueue(stream, stream.device().library()->kv_append, args, "KV append");
 }
 
+absl::Status PackHeads(CudaStream& stream, const PackHeadsLaunch& args) {
+  constexpr int64_t kRun = 8, kMostRuns = int64_t{1} << 31;
+  const int64_t sizes[] = {args.row_step, args.head_step, args.dim, args.layout.key_dim, args.block_step / 2};
+  for (const int64_t size : sizes)
+    if (size < 0 || size % kRun != 0)
+      return InvalidArgument("pack of heads on a GPU: ", size, " elements are no multiple of ", kRun);
+  if (args.layout.type == KvType::kE4M3 || args.layout.key_dim != args.layout.value_dim || args.layout.key_dim > 256 ||
+      args.dim > args.layout.key_dim || args.dim < 1 || args.heads < 1 || args.sequences < 0 || args.length < 0 ||
+      args.block_step < args.layout.bytes())
+    return InvalidArgument("pack of heads on a GPU: ", args.sequences, " sequences of ", args.length, " tokens, ",
+                           args.heads, " heads of ", args.dim, " padded to ", args.layout.key_dim, " and ",
+                           args.layout.value_dim, ", blocks of ", args.block_step, " bytes");
+  const int64_t of_row = args.layout.key_dim / kRun * 3 * args.heads;
+  const int64_t rows = static_cast<int64_t>(args.sequences) * args.length;
+  if (of_row >= kMostRuns || rows >= kMostRuns || of_row * rows >= kMostRuns)
+    return InvalidArgument("pack of heads on a GPU: ", rows, " rows of ", args.heads, " heads are 2^35 bytes or more");
+  if (rows == 0) return absl::OkStatus();
+  const auto odd = [](const void* p) { return reinterpret_cast<uint64_t>(p) % 16 != 0; };
+  if (!AllThere({args.source, args.blocks}) || odd(args.source) || odd(args.blocks) || odd(args.q))
+    return InvalidArgument("pack of heads on a GPU: a pointer is null or on no multiple of 16");
+  return Enqueue(stream, stream.device().library()->pack_heads, args, "pack of heads");
+}
+
 absl::Status JoinKeys(CudaStream& stream, const JoinKeysLaunch& args) {
   DT_RETURN_IF_ERROR(CheckRows("keys of a latent", args.rows, {args.heads, args.own_dim, args.shared_dim + 1}));
   if (args.rows == 0) return absl::OkStatus();

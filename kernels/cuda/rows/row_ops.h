@@ -1,4 +1,5 @@
 #pragma once
+#include "kernels/cuda/attention/pack_heads_args.h"
 #include "kernels/cuda/rows/activation_args.h"
 #include "kernels/cuda/rows/append_args.h"
 #include "kernels/cuda/rows/elementwise_args.h"
@@ -28,6 +29,9 @@ absl::Status Embed(CudaStream& stream, const EmbedLaunch& args);
 absl::Status RopeTable(CudaStream& stream, const RopeTableLaunch& args);
 // Per-head norms, rope, the append of k and v (or their rows as they are) and the rotated q, in one pass over q, k, v.
 absl::Status KvAppend(CudaStream& stream, const KvAppendLaunch& args);
+// The same for whole sequences whose blocks lie in order; elements as they are. All sizes are multiples of eight
+// elements, and pointers of 16 bytes; at most 2^35 bytes are written.
+absl::Status PackHeads(CudaStream& stream, const PackHeadsLaunch& args);
 absl::Status JoinKeys(CudaStream& stream, const JoinKeysLaunch& args);
 // The products' small companions: sums and scaled copies, and conversions between wire types. Counts are even.
 absl::Status Combine(CudaStream& stream, const CombineLaunch& args);
