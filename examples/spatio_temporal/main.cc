@@ -5,6 +5,8 @@
 #include <cstdio>
 
 #include "absl/strings/str_join.h"
+#include "examples/spatio_temporal/gpu/gpu_rates.h"
+#include "examples/spatio_temporal/gpu/run_gpus.h"
 #include "examples/spatio_temporal/run_processes.h"
 #include "examples/spatio_temporal/run_threads.h"
 
@@ -18,6 +20,7 @@ struct Flags {
   int64_t frames = 0, positions = 0, channels = 0;
   int heads = 0, pairs = 0, as_rank = -1;
   double stall = 60;
+  bool rates = false;
 };
 
 void AddFlags(CLI::App& app, Flags& flags) {
@@ -36,6 +39,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--ranks", options.ranks, "1 to 16, no more than frames, positions and heads")->capture_default_str();
   app.add_option("--transport", options.transport,
                  "inproc: ranks are threads; shm, tcp: processes of this host, over UCX")
+      ->capture_default_str();
+  app.add_option("--devices", options.devices, "GPUs of this host, one a rank, as cuda:0,cuda:1; none: CPUs")
+      ->delimiter(',');
+  app.add_flag("--rates", flags.rates, "On GPUs: what the parts take, each alone, and what the link carries; no pairs");
+  app.add_option("--chunk-rows", options.chunk_rows, "On GPUs: rows of a product, and of what is sent at once")
       ->capture_default_str();
   app.add_option("--threads", options.threads, "Of each rank")->capture_default_str();
   app.add_option("--chunk-bytes", options.chunk_bytes, "The most bytes of a frame")->capture_default_str();
@@ -57,6 +65,7 @@ absl::StatusOr<RunOptions> OptionsOf(const Flags& flags) {
   if (flags.channels != 0) options.config.channels = flags.channels;
   if (flags.heads != 0) options.config.heads = flags.heads;
   if (flags.pairs != 0) options.config.pairs = flags.pairs;
+  if (!options.devices.empty() && options.ranks == 1) options.ranks = static_cast<int>(options.devices.size());
   options.stall = absl::Seconds(flags.stall);
   DT_RETURN_IF_ERROR(options.Validate());
   if (!options.output.empty() && truncate(options.output.c_str(), 0) != 0 && errno != ENOENT)
@@ -67,7 +76,13 @@ absl::StatusOr<RunOptions> OptionsOf(const Flags& flags) {
 // What all ranks did, as text.
 absl::StatusOr<std::string> RunRanks(const Flags& flags) {
   DT_ASSIGN_OR_RETURN(const RunOptions options, OptionsOf(flags));
-  DT_ASSIGN_OR_RETURN(const auto reports, options.transport == "inproc" ? RunThreads(options) : RunProcesses(options));
+  if (flags.rates) {
+    DT_ASSIGN_OR_RETURN(const GpuRates rates, MeasureRates(options));
+    return DescribeRates(options, rates);
+  }
+  DT_ASSIGN_OR_RETURN(const auto reports, !options.devices.empty()        ? RunGpus(options)
+                                          : options.transport == "inproc" ? RunThreads(options)
+                                                                          : RunProcesses(options));
   DT_ASSIGN_OR_RETURN(const auto summary, Summarize(options, reports));
   return Describe(options, summary);
 }

@@ -78,14 +78,6 @@ absl::Status RankRun::InitUlysses(const proto::Layout& by_frames, int ranks) {
 
 std::span<const std::byte> RankRun::hidden() const { return by_frames_->bytes(); }
 
-std::vector<Sha256Digest> RankRun::DigestsOfFrames() const {
-  std::vector<Sha256Digest> digests;
-  const size_t bytes = config_.positions * config_.channels * sizeof(BF16);
-  for (int64_t frame = 0; frame < frames_.size(); ++frame)
-    digests.push_back(Sha256(hidden().subspan(frame * bytes, bytes)));
-  return digests;
-}
-
 absl::Status RankRun::Pair(StepId step, int pair) {
   if (way_ == Way::kDsp) return DspPair(step, pair);
   DT_RETURN_IF_ERROR(UlyssesBlock(step, weights_.spatial[pair], true));

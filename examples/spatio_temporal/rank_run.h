@@ -31,7 +31,6 @@ class RankRun {
 
   const proto::AxisRange& frames() const { return frames_; }
   std::span<const std::byte> hidden() const;  // its frames, [frames().size(), S, C] in bf16
-  std::vector<Sha256Digest> DigestsOfFrames() const;
 
  private:
   using Buffer = std::shared_ptr<kernels::AlignedBuffer>;

@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "examples/spatio_temporal/rank_run.h"
 #include "nlohmann/json.hpp"
@@ -51,6 +52,9 @@ absl::Status RunOptions::Validate() const {
   if (ranks < 1 || ranks > kMaxRanksHere) return InvalidArgument("--ranks ", ranks, " is outside 1..", kMaxRanksHere);
   if (transport != "inproc" && transport != "shm" && transport != "tcp")
     return InvalidArgument("--transport ", transport, " is none of inproc, shm, tcp");
+  if (!devices.empty() && (transport != "inproc" || static_cast<int>(devices.size()) != ranks))
+    return InvalidArgument("--devices names ", devices.size(), " GPUs for ", ranks, " ranks over ", transport,
+                           "; on GPUs each rank has one, in one process, and --ranks and --transport are left out");
   if (threads < 1 || threads > 256) return InvalidArgument("--threads ", threads, " is outside 1..256");
   if (stall <= absl::ZeroDuration())
     return InvalidArgument("--stall ", absl::FormatDuration(stall), " is not positive");
@@ -131,6 +135,14 @@ absl::StatusOr<RankReport> ReportFromJson(const std::string& text) {
   return report;
 }
 
+absl::Status KeepFrames(const RunOptions& options, int64_t first_frame, std::span<const std::byte> hidden,
+                        RankReport& report) {
+  const size_t bytes = options.config.positions * options.config.channels * 2;
+  for (size_t at = 0; at < hidden.size(); at += bytes) report.frames.push_back(Sha256(hidden.subspan(at, bytes)));
+  if (options.output.empty()) return absl::OkStatus();
+  return WriteFrames(options.output, first_frame * static_cast<int64_t>(bytes), hidden);
+}
+
 absl::StatusOr<RankReport> RunRank(const RunOptions& options, const Weights& weights, int rank, kernels::Device& device,
                                    RankLink* link) {
   const Config& config = options.config;
@@ -151,10 +163,7 @@ absl::StatusOr<RankReport> RunRank(const RunOptions& options, const Weights& wei
     report.exchange_seconds = absl::ToDoubleSeconds(link->in_exchange());
     report.bytes_sent = link->bytes_sent();
   }
-  report.frames = run->DigestsOfFrames();
-  if (!options.output.empty())
-    DT_RETURN_IF_ERROR(
-        WriteFrames(options.output, run->frames().begin * config.positions * config.channels * 2, run->hidden()));
+  DT_RETURN_IF_ERROR(KeepFrames(options, run->frames().begin, run->hidden(), report));
   return report;
 }
 
@@ -188,14 +197,18 @@ absl::StatusOr<Summary> Summarize(const RunOptions& options, const std::vector<R
 }
 
 std::string Describe(const RunOptions& options, const Summary& summary) {
+  const std::string where =
+      options.devices.empty()
+          ? absl::StrFormat("%d ranks of %d threads over %s", options.ranks, options.threads, options.transport)
+          : absl::StrFormat("%d ranks on %s", options.ranks, absl::StrJoin(options.devices, ", "));
   return absl::StrFormat(
-      "%s, %d ranks of %d threads over %s: %s, %d steps\n"
-      "  time of a pair      %.4f s (median, slowest rank)\n"
+      "%s, %s: %s, %d steps\n"
+      "  time of a pair      %.*f s (median, slowest rank)\n"
       "  in exchange         %.1f %% of the ranks' time, waiting for each other included\n"
       "  bytes sent a pair   %d by all ranks; the formula says %d\n"
       "  digest of hidden    %s\n",
-      std::string(NameOf(options.way)), options.ranks, options.threads, options.transport, options.config.DebugString(),
-      options.config.steps, summary.pair_seconds, 100 * summary.exchange_share, summary.pair_bytes,
+      std::string(NameOf(options.way)), where, options.config.DebugString(), options.config.steps,
+      options.devices.empty() ? 4 : 6, summary.pair_seconds, 100 * summary.exchange_share, summary.pair_bytes,
       summary.formula_bytes, summary.digest);
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct RunOptions {
   int threads = 1;                           // of each rank
   absl::Duration stall = absl::Seconds(60);  // ExchangeOptions::stall
   int64_t chunk_bytes = int64_t{1} << 20;    // ExchangeOptions::chunk_bytes
+  std::vector<std::string> devices;          // "cuda:0", one a rank, in this process; empty: CPUs. Does not travel.
+  int64_t chunk_rows = 16384;                // on GPUs: of products, and what is sent at once
   std::string output;                        // file that gets hidden, [T, S, C] in bf16; empty: none
 
   absl::Status Validate() const;  // kInvalidArgument names the flag
@@ -44,6 +47,10 @@ inline constexpr size_t kMaxPairsTimed = 1024;
 
 std::string ToJson(const RankReport& report);
 absl::StatusOr<RankReport> ReportFromJson(const std::string& text);
+
+// Digests of a rank's frames, [.., S, C] in bf16, into its report, and the frames into options.output.
+absl::Status KeepFrames(const RunOptions& options, int64_t first_frame, std::span<const std::byte> hidden,
+                        RankReport& report);
 
 // All steps of one rank; writes its frames to options.output. Null link: one rank.
 // Threads: the rank's thread only; kernels use the threads of the device's pool as well.

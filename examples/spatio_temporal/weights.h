@@ -17,6 +17,17 @@ struct BlockWeights {
   kernels::PackedWeights down;                    // [C][mlp]
 };
 
+// The same as plain numbers, row by row, for devices that pack them otherwise.
+struct BlockValues {
+  std::vector<float> attention_norm, mlp_norm;
+  std::vector<BF16> query, key, value, out;
+  std::vector<BF16> gate, up;
+  std::vector<BF16> down;
+};
+enum class BlockKind { kSpatial, kTemporal };
+// Equal for equal configs, wherever it is called.
+BlockValues RandomBlock(const Config& config, int pair, BlockKind kind);
+
 struct Weights {
   std::vector<BlockWeights> spatial, temporal;  // [pairs]
   // Equal for equal configs, on every rank; empty ones if config.exchange_only. kResourceExhausted: no memory.

@@ -1,17 +1,13 @@
-#include <cmath>
-#include <numeric>
-
 #include "examples/spatio_temporal/rank_run.h"
 #include "examples/spatio_temporal/run_threads.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/gemm.h"
+#include "tests/examples/double_model.h"
 
 namespace dovetail::spatio_temporal {
 namespace {
 
 using ::testing::HasSubstr;
-using Doubles = std::vector<double>;
 
 RunOptions Options(const Config& config, Way way, int ranks) {
   RunOptions options;
@@ -70,78 +66,6 @@ TEST(SpatioTemporal, SendsTwoFMOverPByRankAndPairWithSwitchesAndEightWithUlysses
   EXPECT_EQ((*reports)[0].bytes_sent, kUneven.pairs * (35 * 34 + 33 * 36) * 40 * 2);
 }
 
-// ---- against the same model in double, token by token ----
-
-// [in][out]: a product with the identity is exact.
-Doubles Transposed(const kernels::PackedWeights& weights, kernels::Stream& stream) {
-  const int64_t in = weights.cols(), out = weights.rows();
-  std::vector<float> identity(in * in), y(in * out);
-  for (int64_t i = 0; i < in; ++i) identity[i * in + i] = 1;
-  auto scratch = kernels::AlignedBuffer::Create(kernels::GemmScratchBytes(in, in));
-  EXPECT_TRUE(scratch.ok());
-  const kernels::GemmOutput output{.weights = &weights, .y = y.data(), .y_stride = out};
-  EXPECT_TRUE(kernels::Gemm({identity.data(), in, in, {&output, 1}, scratch->bytes()}, stream).ok());
-  return {y.begin(), y.end()};
-}
-
-Doubles Times(const Doubles& x, const Doubles& transposed, int64_t in) {  // [n][in] x [in][out]
-  const int64_t n = x.size() / in, out = transposed.size() / in;
-  Doubles y(n * out);
-  for (int64_t r = 0; r < n; ++r)
-    for (int64_t i = 0; i < in; ++i)
-      for (int64_t o = 0; o < out; ++o) y[r * out + o] += x[r * in + i] * transposed[i * out + o];
-  return y;
-}
-
-Doubles Normed(const Doubles& x, const std::vector<float>& weight) {
-  const size_t c = weight.size();
-  Doubles y(x.size());
-  for (size_t row = 0; row < x.size(); row += c) {
-    double squares = 0;
-    for (size_t i = 0; i < c; ++i) squares += x[row + i] * x[row + i];
-    for (size_t i = 0; i < c; ++i) y[row + i] = x[row + i] / std::sqrt(squares / c + 1e-6) * weight[i];
-  }
-  return y;
-}
-
-// One block; rows of one sequence are those with the same group_of(t, s).
-void ReferenceBlock(const Config& config, const BlockWeights& weights, bool spatial, kernels::Stream& stream,
-                    Doubles& x) {
-  const int64_t c = config.channels, dim = config.head_dim(), rows = config.frames * config.positions;
-  const Doubles normed = Normed(x, weights.attention_norm);
-  const Doubles q = Times(normed, Transposed(weights.query, stream), c);
-  const Doubles k = Times(normed, Transposed(weights.key, stream), c);
-  const Doubles v = Times(normed, Transposed(weights.value, stream), c);
-  Doubles o(x.size());
-  const auto sequence_of = [&](int64_t row) { return spatial ? row / config.positions : row % config.positions; };
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t head = 0; head < config.heads; ++head) {
-      double sum = 0;
-      for (int64_t other = 0; other < rows; ++other) {
-        if (sequence_of(other) != sequence_of(row)) continue;
-        double score = 0;
-        for (int64_t i = head * dim; i < (head + 1) * dim; ++i) score += q[row * c + i] * k[other * c + i];
-        const double weight = std::exp(score / std::sqrt(static_cast<double>(dim)));
-        sum += weight;
-        for (int64_t i = head * dim; i < (head + 1) * dim; ++i) o[row * c + i] += weight * v[other * c + i];
-      }
-      for (int64_t i = head * dim; i < (head + 1) * dim; ++i) o[row * c + i] /= sum;
-    }
-  }
-  const auto add = [&](const Doubles& more) {
-    for (size_t i = 0; i < x.size(); ++i) x[i] += more[i];
-  };
-  add(Times(o, Transposed(weights.out, stream), c));
-  const Doubles again = Normed(x, weights.mlp_norm);
-  Doubles gate = Times(again, Transposed(weights.gate, stream), c);
-  const Doubles up = Times(again, Transposed(weights.up, stream), c);
-  for (size_t i = 0; i < gate.size(); ++i) {
-    const double g = gate[i];
-    gate[i] = g / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * up[i];
-  }
-  add(Times(gate, Transposed(weights.down, stream), config.mlp()));
-}
-
 TEST(SpatioTemporal, AgreesWithTheModelInDoublePrecision) {
   const Config config{.frames = 5, .positions = 66, .channels = 32, .heads = 4, .pairs = 2};
   const auto device = kernels::CreateCpuDevice({.threads = 1});
@@ -151,29 +75,11 @@ TEST(SpatioTemporal, AgreesWithTheModelInDoublePrecision) {
   ASSERT_TRUE(weights.ok());
   const auto run = RankRun::Create(config, *weights, Way::kDsp, 0, 1, **device, nullptr);
   ASSERT_TRUE(run.ok()) << run.status();
-  const auto values = [&] {
-    const auto* elements = reinterpret_cast<const BF16*>((*run)->hidden().data());
-    Doubles x(config.frames * config.positions * config.channels);
-    for (size_t i = 0; i < x.size(); ++i) x[i] = ToFloat(elements[i]);
-    return x;
-  };
-  Doubles reference = values();
-  const Doubles before = reference;
-  for (int pair = 0; pair < config.pairs; ++pair) {
-    ReferenceBlock(config, weights->spatial[pair], true, *stream, reference);
-    ReferenceBlock(config, weights->temporal[pair], false, *stream, reference);
-    ASSERT_TRUE((*run)->Pair(StepId(0), pair).ok());
-  }
-  const auto distance = [](const Doubles& a, const Doubles& b) {
-    double error = 0, size = 0;
-    for (size_t i = 0; i < a.size(); ++i) {
-      error += (a[i] - b[i]) * (a[i] - b[i]);
-      size += b[i] * b[i];
-    }
-    return std::sqrt(error / size);
-  };
-  EXPECT_LT(distance(values(), reference), 0.012) << "measured: 0.006";
-  EXPECT_GT(distance(before, reference), 0.5) << "the blocks do something";
+  EXPECT_EQ(HiddenOf((*run)->hidden()), RandomHidden(config));
+  for (int pair = 0; pair < config.pairs; ++pair) ASSERT_TRUE((*run)->Pair(StepId(0), pair).ok());
+  const Doubles reference = ReferenceHidden(config);
+  EXPECT_LT(Distance(HiddenOf((*run)->hidden()), reference), 0.012) << "measured: 0.006";
+  EXPECT_GT(Distance(RandomHidden(config), reference), 0.5) << "the blocks do something";
 }
 
 TEST(SpatioTemporal, WithSwitchesAloneHiddenComesBackAsItWas) {
