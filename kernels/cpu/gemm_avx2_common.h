@@ -33,15 +33,16 @@ DT_INLINE void StoreTile(__m256 low, __m256 high, const GemmTarget& out, int64_t
   if (lanes > 8) StoreLanes(high, y + 8, bias == nullptr ? nullptr : bias + 8, out.accumulate, lanes - 8);
 }
 
-// Calls Kernel::Run<rows>(row, tile) for every tile and all rows, four rows at a time while there
-// are four.
+// Calls Kernel::Run<rows>(row, tile, first) for every tile and all rows, four rows at a time while there are four. The
+// first rows that pass over a tile wait for memory, and ask for the next tiles (gemm_prefetch.h); so does each of less
+// than four.
 template <typename Kernel>
 DT_INLINE void ForTiles(const Kernel& kernel, int64_t row_begin, int64_t row_end, int64_t tile_begin,
                         int64_t tile_end) {
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     int64_t row = row_begin;
-    for (; row + 4 <= row_end; row += 4) kernel.template Run<4>(row, tile);
-    for (; row < row_end; ++row) kernel.template Run<1>(row, tile);
+    for (; row + 4 <= row_end; row += 4) kernel.template Run<4>(row, tile, row == row_begin);
+    for (; row < row_end; ++row) kernel.template Run<1>(row, tile, true);
   }
 }
 

@@ -23,19 +23,21 @@ DT_INLINE void StoreTile(__m512 sum, const PackedView& w, const GemmTarget& out,
   _mm512_mask_storeu_ps(y, mask, sum);
 }
 
-// Kernel::Run<rows, tiles>(row, tile) computes a block of outputs in registers.
+// Kernel::Run<rows, tiles>(row, tile, first) computes a block of outputs in registers. The first rows that pass over
+// tiles wait for memory, and ask for the next tiles (gemm_prefetch.h).
 template <typename Kernel, int kTiles>
 DT_INLINE void ForRows(const Kernel& kernel, int64_t row_begin, int64_t row_end, int64_t tile) {
   int64_t row = row_begin;
-  for (; row + 8 <= row_end; row += 8) kernel.template Run<8, kTiles>(row, tile);
+  for (; row + 8 <= row_end; row += 8) kernel.template Run<8, kTiles>(row, tile, row == row_begin);
+  const bool first = row == row_begin;
   switch (row_end - row) {
-    case 7: return kernel.template Run<7, kTiles>(row, tile);
-    case 6: return kernel.template Run<6, kTiles>(row, tile);
-    case 5: return kernel.template Run<5, kTiles>(row, tile);
-    case 4: return kernel.template Run<4, kTiles>(row, tile);
-    case 3: return kernel.template Run<3, kTiles>(row, tile);
-    case 2: return kernel.template Run<2, kTiles>(row, tile);
-    case 1: return kernel.template Run<1, kTiles>(row, tile);
+    case 7: return kernel.template Run<7, kTiles>(row, tile, first);
+    case 6: return kernel.template Run<6, kTiles>(row, tile, first);
+    case 5: return kernel.template Run<5, kTiles>(row, tile, first);
+    case 4: return kernel.template Run<4, kTiles>(row, tile, first);
+    case 3: return kernel.template Run<3, kTiles>(row, tile, first);
+    case 2: return kernel.template Run<2, kTiles>(row, tile, first);
+    case 1: return kernel.template Run<1, kTiles>(row, tile, first);
     default: return;
   }
 }
@@ -47,8 +49,8 @@ DT_INLINE void ForBlocks(const Kernel& kernel, int64_t row_begin, int64_t row_en
                          int64_t tile_end) {
   int64_t tile = tile_begin;
   if (row_end - row_begin == 1) {
-    for (; tile + 2 <= tile_end; tile += 2) kernel.template Run<1, 2>(row_begin, tile);
-    for (; tile < tile_end; ++tile) kernel.template Run<1, 1>(row_begin, tile);
+    for (; tile + 2 <= tile_end; tile += 2) kernel.template Run<1, 2>(row_begin, tile, true);
+    for (; tile < tile_end; ++tile) kernel.template Run<1, 1>(row_begin, tile, true);
     return;
   }
   for (; tile + Kernel::kTilesTogether <= tile_end; tile += Kernel::kTilesTogether) {

@@ -20,15 +20,15 @@ struct FloatKernel {
   const GemmTarget& out;
 
   template <int kRows>
-  void Run(int64_t row, int64_t tile) const {
+  void Run(int64_t row, int64_t tile, bool first) const {
     const std::byte* weights = w.data + tile * w.tile_bytes;
     const float* in = x.f32 + row * x.f32_stride;
     __m256 sum[kRows][2] = {};
     const int64_t steps = w.cols / kStep;
-    PrefetchAhead ahead(weights + 2 * w.tile_bytes, kRows == 1 ? w.tile_bytes : 0, steps);
+    PrefetchAhead ahead(weights + 2 * w.tile_bytes, kRows == 1 || first ? w.tile_bytes : 0, steps);
     __m256 columns[kStep][2];
     for (int64_t step = 0; step < steps; ++step) {
-      if constexpr (kRows == 1) ahead.Step();
+      ahead.Step();
       Load(weights + step * 64, columns);
       for (int c = 0; c < kStep; ++c) Add<kRows>(columns[c], in + step * kStep + c, sum);
     }
@@ -70,7 +70,7 @@ struct RoundedKernel {
   const GemmTarget& out;
 
   template <int kRows>
-  void Run(int64_t row, int64_t tile) const {
+  void Run(int64_t row, int64_t tile, bool /*first*/) const {
     const auto* weights = reinterpret_cast<const __m256i*>(w.data + tile * w.tile_bytes);
     const uint16_t* in = x.BF16Panel(row) + row % kPanelRows * 2;
     __m256 sum[kRows][2] = {};

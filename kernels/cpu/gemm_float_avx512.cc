@@ -19,7 +19,7 @@ struct FloatKernel {
   const GemmTarget& out;
 
   template <int kRows, int kTiles>
-  void Run(int64_t row, int64_t tile) const {
+  void Run(int64_t row, int64_t tile, bool first) const {
     const std::byte* weights = w.data + tile * w.tile_bytes;
     const float* in = x.f32 + row * x.f32_stride;
     __m512 sum[kRows][kTiles];
@@ -27,10 +27,10 @@ struct FloatKernel {
       for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_setzero_ps();
     }
     const int64_t steps = w.cols / kStep;
-    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0, steps);
+    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, first ? kTiles * w.tile_bytes : 0, steps);
     __m512 columns[kStep][kTiles];
     for (int64_t step = 0; step < steps; ++step) {
-      if constexpr (kRows == 1) ahead.Step();
+      ahead.Step();
       Load<kTiles>(weights + step * 64, columns);
       for (int c = 0; c < kStep; ++c) Add<kRows, kTiles>(columns[c], in + step * kStep + c, sum);
     }
@@ -76,7 +76,7 @@ struct RoundedKernel {
   const GemmTarget& out;
 
   template <int kRows, int kTiles>
-  void Run(int64_t row, int64_t tile) const {
+  void Run(int64_t row, int64_t tile, bool first) const {
     const std::byte* weights = w.data + tile * w.tile_bytes;
     const uint16_t* in = x.BF16Panel(row);
     __m512 sum[kRows][kTiles];
@@ -84,9 +84,9 @@ struct RoundedKernel {
       for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_setzero_ps();
     }
     const int64_t pairs = (w.cols + 1) / 2;
-    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0, pairs);
+    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, first ? kTiles * w.tile_bytes : 0, pairs);
     for (int64_t pair = 0; pair < pairs; ++pair) {
-      if constexpr (kRows == 1) ahead.Step();
+      ahead.Step();
       __m512i columns[kTiles];
       for (int t = 0; t < kTiles; ++t)
         columns[t] = _mm512_load_si512(weights + t * w.tile_bytes + pair * kTileRows * 4);

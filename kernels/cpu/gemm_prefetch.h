@@ -6,7 +6,7 @@
 namespace dovetail::kernels {
 namespace {
 
-// Single rows run at the speed of memory. A tile's codes, scales and offsets, and tiles walked side
+// Few rows run at the speed of memory. A tile's codes, scales and offsets, and tiles walked side
 // by side, are too many short streams for the hardware prefetcher, so the bytes of the next tiles
 // are asked for in their order, a share at each step over the present ones. Beyond the last tile
 // usually lies the next matrix; prefetching never faults.

@@ -80,9 +80,9 @@ struct QuantizedKernel {
   const GemmTarget& out;
 
   template <int kRows>
-  void Run(int64_t row, int64_t tile) const {
+  void Run(int64_t row, int64_t tile, bool first) const {
     const std::byte* weights = w.data + tile * w.tile_bytes;
-    PrefetchAhead ahead(weights + 2 * w.tile_bytes, kRows == 1 ? w.tile_bytes : 0, 2 * (w.cols / kGroup));
+    PrefetchAhead ahead(weights + 2 * w.tile_bytes, kRows == 1 || first ? w.tile_bytes : 0, 2 * (w.cols / kGroup));
     __m256 sum[2][kRows];
     Half<kRows>(row, weights, 0, ahead, sum[0]);
     Half<kRows>(row, weights, 1, ahead, sum[1]);
@@ -99,7 +99,7 @@ struct QuantizedKernel {
     const int64_t groups = w.cols / kGroup;
     for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
-      if constexpr (kRows == 1) ahead.Step();
+      ahead.Step();
       const ActivationGroup<kPlanes>& in = panel[g * kGroup / kActivationGroup];
       const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
       GroupSum<kSumBits, kPlanes> product[kRows];

@@ -40,7 +40,7 @@ struct QuantizedKernel {
   const GemmTarget& out;
 
   template <int kRows, int kTiles>
-  void Run(int64_t row, int64_t tile) const {
+  void Run(int64_t row, int64_t tile, bool first) const {
     const std::byte* weights = w.data + tile * w.tile_bytes;
     const ActivationGroup<kPlanes>* panel = x.QuantizedPanel<kPlanes>(row);
     __m512 sum[kRows][kTiles];
@@ -48,9 +48,9 @@ struct QuantizedKernel {
       for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_setzero_ps();
     }
     const int64_t groups = w.cols / kGroup;
-    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0, groups);
+    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, first ? kTiles * w.tile_bytes : 0, groups);
     for (int64_t g = 0; g < groups; ++g) {
-      if constexpr (kRows == 1) ahead.Step();
+      ahead.Step();
       __m512i product[kPlanes][kRows][kTiles];  // of the codes with each plane
       const ActivationGroup<kPlanes>& in = panel[g * kGroup / kActivationGroup];
       const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
