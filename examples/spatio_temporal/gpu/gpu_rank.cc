@@ -192,13 +192,13 @@ absl::Status GpuRank::AwaitFrom(int source, int64_t frames) {
 
 absl::Status GpuRank::End() { return place_.way == Way::kDsp ? AwaitAll(frames().size()) : absl::OkStatus(); }
 
-absl::Status GpuRank::Pair(int pair) {
+absl::Status GpuRank::Pair(int pair, int next_pair) {
   if (place_.way == Way::kDsp) {
     DT_RETURN_IF_ERROR(SpatialBlock(weights_.spatial[pair]));
     return TemporalBlock(weights_.temporal[pair]);
   }
-  DT_RETURN_IF_ERROR(UlyssesBlock(weights_.spatial[pair], true));
-  return UlyssesBlock(weights_.temporal[pair], false);
+  DT_RETURN_IF_ERROR(UlyssesBlock(weights_.spatial[pair], &weights_.temporal[pair], true));
+  return UlyssesBlock(weights_.temporal[pair], next_pair < 0 ? nullptr : &weights_.spatial[next_pair], false);
 }
 
 absl::Status GpuRank::AttendFrames(int64_t frames, int heads, const BF16* query_key_value, BF16* o) {
@@ -283,24 +283,33 @@ absl::Status GpuRank::TemporalBlock(const GpuBlockWeights& weights) {
   return absl::OkStatus();
 }
 
-absl::Status GpuRank::UlyssesBlock(const GpuBlockWeights& weights, bool spatial) {
-  const int64_t c = config_.channels, s = config_.positions;
+absl::Status GpuRank::ProjectAndSend(const GpuBlockWeights& weights, const Range& chunk) {
+  const int64_t row = chunk.begin * config_.positions;
+  DT_RETURN_IF_ERROR(block_->Project(*stream_, weights, Elements(by_frames_) + row * config_.channels,
+                                     chunk.size() * config_.positions, Elements(qkv_) + row * 3 * head_row_));
+  DT_RETURN_IF_ERROR(Ready());
+  for (int after = 1; after <= place_.ranks; ++after) DT_RETURN_IF_ERROR(Send(there_, next(after), place_.rank, chunk));
+  return absl::OkStatus();
+}
+
+// What this block finishes of a chunk the next one begins with, so that q, k and v have long to travel.
+absl::Status GpuRank::UlyssesBlock(const GpuBlockWeights& weights, const GpuBlockWeights* next_weights, bool spatial) {
+  const int64_t s = config_.positions;
   const std::vector<Range> chunks = Chunks(place_.rank, s);
-  ++stage_;
-  for (const Range& chunk : chunks) {
-    const int64_t row = chunk.begin * s;
-    DT_RETURN_IF_ERROR(block_->Project(*stream_, weights, Elements(by_frames_) + row * c, chunk.size() * s,
-                                       Elements(qkv_) + row * 3 * head_row_));
-    DT_RETURN_IF_ERROR(Ready());
-    for (int after = 1; after <= place_.ranks; ++after)
-      DT_RETURN_IF_ERROR(Send(there_, next(after), place_.rank, chunk));
+  if (stage_ == 0) {
+    stage_ = 1;
+    for (const Range& chunk : chunks) DT_RETURN_IF_ERROR(ProjectAndSend(weights, chunk));
   }
   DT_RETURN_IF_ERROR(spatial ? UlyssesSpatialAttention() : UlyssesTemporalAttention());
+  const int64_t back = stage_;
   for (const Range& chunk : chunks) {
     const int64_t row = chunk.begin * s;
+    stage_ = back;
     DT_RETURN_IF_ERROR(AwaitAll(chunk.end));
     DT_RETURN_IF_ERROR(block_->Finish(*stream_, weights, Elements(o_) + row * head_row_, chunk.size() * s,
-                                      Elements(by_frames_) + row * c));
+                                      Elements(by_frames_) + row * config_.channels));
+    stage_ = back + 1;
+    if (next_weights != nullptr) DT_RETURN_IF_ERROR(ProjectAndSend(*next_weights, chunk));
   }
   return absl::OkStatus();
 }

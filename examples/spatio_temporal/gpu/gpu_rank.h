@@ -18,12 +18,12 @@ namespace dovetail::spatio_temporal {
 //   dsp      spatial: a chunk of frames goes through the block, then to all ranks, which have its positions.
 //            temporal: q, k and v of the rank's own frames first, then of the others' as they come. After attention a
 //            chunk of frames is finished and goes back to its rank; the rank's own are last.
-//   ulysses  q, k, v of a chunk go to the ranks of their heads. spatial: attention chunk by chunk as they come, and o
-//   of
-//            each goes back; temporal: attention when all have come, then o of all. Then frames are finished as o
-//            comes.
-// Nobody overwrites what another still needs: a rank sends rows of a frame only when it has everything of that frame
-// that the stage before has sent to it, and a rank sends that after it has read the rows which are overwritten now.
+//   ulysses  q, k and v of a chunk go to the ranks of their heads.
+//            spatial: attention chunk by chunk as they come, and o of each goes back.
+//            temporal: attention when all have come, then o of all.
+//            A chunk is finished when its o has come; q, k and v of the next block are made of it at once and leave.
+// No rank overwrites what another still needs: it sends rows of a frame only when it has everything of that frame that
+// the stage before has sent to it, and that was sent after the rows which are overwritten now were read.
 //
 // Ownership: config, weights, device and board outlive it; it outlives what other ranks send to it.
 // Threads: one thread, between Connect and the end of all ranks.
@@ -43,8 +43,8 @@ class GpuRank {
   // All ranks in order, this one among them: where they want what is sent to them.
   absl::Status Connect(const std::vector<GpuRank*>& all);
 
-  // Enqueues.
-  absl::Status Pair(int pair);
+  // Enqueues. `next_pair`: which comes after it, -1 if none does.
+  absl::Status Pair(int pair, int next_pair);
   // Enqueues the wait for what the last pair sends to this rank: then hidden is whole.
   absl::Status End();
   // What was enqueued so far ends here, for timing.
@@ -74,7 +74,8 @@ class GpuRank {
 
   absl::Status SpatialBlock(const GpuBlockWeights& weights);
   absl::Status TemporalBlock(const GpuBlockWeights& weights);
-  absl::Status UlyssesBlock(const GpuBlockWeights& weights, bool spatial);
+  absl::Status UlyssesBlock(const GpuBlockWeights& weights, const GpuBlockWeights* next_weights, bool spatial);
+  absl::Status ProjectAndSend(const GpuBlockWeights& weights, const Range& chunk);
   absl::Status UlyssesSpatialAttention();
   absl::Status UlyssesTemporalAttention();
   // Attention over `frames` whole frames that lie one behind the other.

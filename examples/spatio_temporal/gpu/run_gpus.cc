@@ -45,7 +45,8 @@ absl::StatusOr<RankReport> RunPairs(const RunOptions& options, GpuRank& rank, in
     for (int pair = 0; pair < options.config.pairs; ++pair) {
       DT_ASSIGN_OR_RETURN(CudaEvent mark, rank.Mark());
       marks.push_back(std::move(mark));
-      DT_RETURN_IF_ERROR(rank.Pair(pair));
+      const bool is_last = step + 1 == options.config.steps && pair + 1 == options.config.pairs;
+      DT_RETURN_IF_ERROR(rank.Pair(pair, is_last ? -1 : (pair + 1) % options.config.pairs));
     }
   DT_RETURN_IF_ERROR(rank.End());
   DT_ASSIGN_OR_RETURN(CudaEvent end, rank.Mark());
