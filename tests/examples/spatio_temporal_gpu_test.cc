@@ -2,6 +2,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "examples/spatio_temporal/gpu/gpu_rates.h"
 #include "examples/spatio_temporal/gpu/run_gpus.h"
 #include "examples/spatio_temporal/run_threads.h"
 #include "gmock/gmock.h"
@@ -101,6 +102,32 @@ TEST_F(SpatioTemporalGpu, WithSwitchesAloneHiddenComesBackAsItWas) {
   Config config = kConfig;
   config.exchange_only = true;
   EXPECT_EQ(ResultOf(Options(config, Way::kDsp, 3)), RandomHidden(config));
+}
+
+TEST_F(SpatioTemporalGpu, PredictsAPairFromTheTimesOfItsParts) {
+  const Config config{.frames = 4, .positions = 32, .channels = 64, .heads = 4, .pairs = 1};
+  RunOptions options = Options(config, Way::kDsp, 1);
+  options.chunk_rows = 32;
+  const auto rates = MeasureRates(options);
+  ASSERT_TRUE(rates.ok()) << rates.status();
+  const double blocks = 2 * (rates->project_seconds + rates->finish_seconds) * 128 / 32;
+  const double attention = (rates->spatial_seconds + rates->temporal_seconds) * 128;
+  EXPECT_GT(rates->project_seconds, 0);
+  EXPECT_GT(rates->finish_seconds, 0);
+  EXPECT_GT(rates->spatial_seconds, 0);
+  EXPECT_GT(rates->temporal_seconds, 0);
+  EXPECT_GT(rates->product_flops, 0);
+  EXPECT_DOUBLE_EQ(rates->ComputeSeconds(config, 1), blocks + attention);
+  EXPECT_DOUBLE_EQ(rates->ComputeSeconds(config, 4), (blocks + attention) / 4);
+  GpuRates linked = *rates;
+  linked.copy_bytes = 1000;
+  linked.runs_bytes = 500;
+  const double m = 4 * 32 * 64 * 2;
+  EXPECT_DOUBLE_EQ(*linked.ExchangeSeconds(config, Way::kDsp, 2), 2 * 0.5 * m / 2 / 1000);
+  EXPECT_DOUBLE_EQ(*linked.ExchangeSeconds(config, Way::kUlysses, 2), 8 * 0.5 * m / 2 / 500);
+  EXPECT_EQ(*linked.ExchangeSeconds(config, Way::kUlysses, 1), 0);
+  options.config.exchange_only = true;
+  EXPECT_THAT(std::string(MeasureRates(options).status().message()), HasSubstr("leave --exchange-only out"));
 }
 
 TEST_F(SpatioTemporalGpu, SaysWhatDoesNotFitAndEndsAllRanks) {

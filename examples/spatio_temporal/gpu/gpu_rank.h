@@ -105,8 +105,8 @@ class GpuRank {
   int64_t stage_ = 0;                // of the switch that was begun last; 0: none
   Buffer by_frames_, by_positions_;  // hidden; one rank has it once
   Buffer qkv_, o_;                   // [rows][3][heads][padded], [rows][heads][padded]: of the rows at hand
-  Buffer heads_qkv_,
-      heads_o_;  // Ulysses: of all rows, of the rank's heads, q, k and v not padded; null: as qkv_ and o_
+  // Ulysses, several ranks: of all rows, of the rank's heads; q, k and v are not padded.
+  Buffer heads_qkv_, heads_o_;
   std::vector<Lane> there_, back_;
   std::shared_ptr<const proto::Switch> there_plan_, back_plan_;
 };
