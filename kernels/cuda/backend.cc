@@ -51,6 +51,7 @@ constexpr Backend kBackend = {
     .event_wait = runtime::EventWait,
     .event_milliseconds = runtime::EventMilliseconds,
     .copy = runtime::Copy,
+    .copy_rows = runtime::CopyRows,
     .fill = runtime::Fill,
     .capture_begin = runtime::CaptureBegin,
     .capture_end = runtime::CaptureEnd,

@@ -26,7 +26,7 @@ namespace dovetail::kernels::cuda {
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Functions with a stream only enqueue, except
 // stream_synchronize, and gemm_run where it measures algorithms for a new shape.
 // Threads: thread-safe.
-inline constexpr uint32_t kBackendAbi = 16;
+inline constexpr uint32_t kBackendAbi = 17;
 
 struct DeviceInfo {
   char name[256];
@@ -107,6 +107,9 @@ struct Backend {
   int (*event_wait)(void* event, void* stream);  // the stream waits
   int (*event_milliseconds)(void* from, void* to, float* milliseconds);
   int (*copy)(void* to, const void* from, size_t bytes, void* stream);  // any direction
+  // `rows` rows of `row_bytes` bytes, which begin every so many bytes.
+  int (*copy_rows)(void* to, size_t to_step, const void* from, size_t from_step, size_t row_bytes, size_t rows,
+                   void* stream);
   int (*fill)(void* memory, uint8_t value, size_t bytes, void* stream);
 
   // What a stream is given between begin and end is recorded, not run; launching the graph runs it again and again.

@@ -129,6 +129,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   emu::Do(stream, [=] { std::memmove(to, from, bytes); });
   return cudaSuccess;
 }
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_step, const void* from, size_t from_step, size_t row_bytes,
+                              size_t rows, cudaMemcpyKind, cudaStream_t stream) {
+  if (to_step < row_bytes || from_step < row_bytes) return cudaErrorInvalidValue;
+  emu::Do(stream, [=] {
+    for (size_t row = 0; row < rows; ++row)
+      std::memmove(static_cast<char*>(to) + row * to_step, static_cast<const char*>(from) + row * from_step, row_bytes);
+  });
+  return cudaSuccess;
+}
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   emu::Do(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;

@@ -93,6 +93,15 @@ absl::Status CudaStream::Copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   return device_.library().Check(device_.library()->copy(to, from, bytes, stream_), device_.name() + ": copy");
 }
+absl::Status CudaStream::CopyRows(const Rows& to, const ConstRows& from, size_t row_bytes, size_t rows) {
+  if (row_bytes == 0 || rows == 0) return absl::OkStatus();
+  if (to.step < row_bytes || from.step < row_bytes)
+    return InvalidArgument(device_.name(), ": rows of ", row_bytes, " bytes that begin every ", from.step, " and ",
+                           to.step, " bytes overlap");
+  return device_.library().Check(
+      device_.library()->copy_rows(to.data, to.step, from.data, from.step, row_bytes, rows, stream_),
+      device_.name() + ": copy of rows");
+}
 absl::Status CudaStream::Fill(void* memory, uint8_t value, size_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   return device_.library().Check(device_.library()->fill(memory, value, bytes, stream_), device_.name() + ": fill");

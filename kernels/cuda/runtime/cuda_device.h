@@ -66,6 +66,17 @@ class CudaStream : public Stream {
   absl::Status SynchronizeStatus();
   // Any direction; host memory should be pinned (AllocatePinned), else the call may wait for the copy.
   absl::Status Copy(void* to, const void* from, size_t bytes);
+  // Rows of memory that begin every `step` bytes, step >= row_bytes.
+  struct Rows {
+    std::byte* data = nullptr;
+    size_t step = 0;
+  };
+  struct ConstRows {
+    const std::byte* data = nullptr;
+    size_t step = 0;
+  };
+  // Likewise `rows` of them, of `row_bytes` bytes each. kInvalidArgument: a step is smaller than that.
+  absl::Status CopyRows(const Rows& to, const ConstRows& from, size_t row_bytes, size_t rows);
   absl::Status Fill(void* memory, uint8_t value, size_t bytes);
   absl::Status Record(CudaEvent& event);
   absl::Status Wait(const CudaEvent& event);

@@ -133,6 +133,11 @@ int Copy(void* to, const void* from, size_t bytes, void* stream) {
   return Code(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, AsStream(stream)));
 }
 
+int CopyRows(void* to, size_t to_step, const void* from, size_t from_step, size_t row_bytes, size_t rows,
+             void* stream) {
+  return Code(cudaMemcpy2DAsync(to, to_step, from, from_step, row_bytes, rows, cudaMemcpyDefault, AsStream(stream)));
+}
+
 int Fill(void* memory, uint8_t value, size_t bytes, void* stream) {
   return Code(cudaMemsetAsync(memory, value, bytes, AsStream(stream)));
 }

@@ -33,6 +33,7 @@ int EventSynchronize(void* event);
 int EventWait(void* event, void* stream);
 int EventMilliseconds(void* from, void* to, float* milliseconds);
 int Copy(void* to, const void* from, size_t bytes, void* stream);
+int CopyRows(void* to, size_t to_step, const void* from, size_t from_step, size_t row_bytes, size_t rows, void* stream);
 int Fill(void* memory, uint8_t value, size_t bytes, void* stream);
 int CaptureBegin(void* stream);
 int CaptureEnd(void* stream, void** graph);
