@@ -231,7 +231,9 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(SendRankAttended& a) { return node.rank_links_.SendAttended(a.to, a.op, a.rank); }
     absl::Status operator()(SendRankHeads& a) {
       node.Note("send heads", a.micro_batch, a.op);
-      return node.rank_exchange_.SendHeads(a);
+      DT_RETURN_IF_ERROR(node.rank_exchange_.SendHeads(a));
+      node.NoteLate(a.micro_batch);
+      return absl::OkStatus();
     }
     absl::Status operator()(AttendHeads& a) {
       return node.AttendForRanks("attend heads", a, &DenseBackend::AttendRankHeads);
@@ -245,7 +247,9 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     }
     absl::Status operator()(SendRankOutputs& a) {
       node.Note("send outputs", a.micro_batch, a.op);
-      return node.rank_links_.SendOutputs(a.to, a.op, a.rank, node.dense_->TakeRankOutputs(node.core_, a.micro_batch));
+      DT_RETURN_IF_ERROR(node.rank_exchange_.SendOutputs(a));
+      if (node.core_.running(a.micro_batch)) node.NoteLate(a.micro_batch);
+      return absl::OkStatus();
     }
     absl::Status operator()(PlaceRankOutputs& a) { return node.dense_->PlaceOutputs(node.core_, a); }
     absl::Status operator()(Sample& a) { return node.Perform(a); }

@@ -63,7 +63,11 @@ class DenseBackend {
     return absl::UnimplementedError("this device answers no other ranks");
   }
   // After AttendRankHeads of another rank's tokens, or AttendRankQueries: what that gave (kRankOutputs), once.
-  virtual std::vector<std::byte> TakeRankOutputs(const ComputeWorkerCore&, MicroBatchId) { return {}; }
+  virtual absl::StatusOr<transport::LentBytes> TakeRankOutputs(const ComputeWorkerCore&, MicroBatchId) {
+    return absl::UnimplementedError("this device attends to nothing for other ranks");
+  }
+  // What RankHeads, RankQueries or TakeRankOutputs lent is there; it stays until its owner goes.
+  virtual absl::StatusOr<bool> GivenReady(std::span<const std::byte> /*lent*/) { return true; }
   virtual absl::Status PlaceOutputs(const ComputeWorkerCore&, const PlaceRankOutputs&) {
     return absl::UnimplementedError("this device gets nothing that other ranks attended to");
   }
@@ -98,8 +102,8 @@ class DenseBackend {
     return Unimplemented("attention op ", op, ": this device gives no rows to other ranks");
   }
   virtual absl::StatusOr<bool> RankRowsReady(MicroBatchId, int /*op*/) { return true; }
-  // Rows that another rank sent: a copy where this device attends to them. Until RankRowsTaken, `rows` are read and
-  // must stay as they are.
+  // Rows, heads or outputs that another rank sent: a copy where this device uses them. Until RankRowsTaken, `rows` are
+  // read and must stay as they are.
   virtual absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) {
     return RankTensor(std::vector<std::byte>(rows.begin(), rows.end()));
   }

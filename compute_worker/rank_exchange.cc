@@ -19,24 +19,34 @@ absl::Status RankExchange::SendRows(const SendRankRows& send) {
     if (i == 0 || receiver.first_row != send.receivers[i - 1].first_row) {
       DT_ASSIGN_OR_RETURN(rows, dense_.RankRows(send.micro_batch, send.op, receiver.first_row));
     }
-    late.push_back({step, send.op, send.rank, receiver.to, rows});
+    late.push_back({What::kRows, step, send.op, send.rank, receiver.to, rows});
   }
   return SendLate(send.micro_batch).status();
 }
 
 absl::Status RankExchange::SendState(const SendRankState& send) {
   const StepId step = core_.PlanOf(send.micro_batch).step;
-  late_[send.micro_batch.value()].push_back({step, send.op, 0, send.to, std::nullopt});
+  late_[send.micro_batch.value()].push_back({What::kState, step, send.op, 0, send.to, {}});
   return SendLate(send.micro_batch).status();
 }
 
 absl::Status RankExchange::SendHeads(const SendRankHeads& send) {
+  const StepId step = core_.PlanOf(send.micro_batch).step;
   for (const SendRankHeads::Receiver& receiver : send.receivers) {
     DT_ASSIGN_OR_RETURN(transport::LentBytes rows,
                         dense_.RankHeads(core_, send.micro_batch, send.op, receiver.kv_heads));
-    DT_RETURN_IF_ERROR(links_.SendHeads(receiver.to, send.op, send.rank, std::move(rows)));
+    late_[send.micro_batch.value()].push_back({What::kHeads, step, send.op, send.rank, receiver.to, std::move(rows)});
   }
-  return absl::OkStatus();
+  return SendLate(send.micro_batch).status();
+}
+
+// With pass-q, which CPUs have, the step may have ended; there outputs are there at once.
+absl::Status RankExchange::SendOutputs(const SendRankOutputs& send) {
+  const MicroBatchId id = send.micro_batch;
+  DT_ASSIGN_OR_RETURN(transport::LentBytes outputs, dense_.TakeRankOutputs(core_, id));
+  if (!core_.running(id)) return links_.SendOutputs(send.to, send.op, send.rank, std::move(outputs));
+  late_[id.value()].push_back({What::kOutputs, core_.PlanOf(id).step, send.op, send.rank, send.to, std::move(outputs)});
+  return SendLate(id).status();
 }
 
 // Ranks that need the same rows share one copy of them.
@@ -75,6 +85,26 @@ absl::Status RankExchange::SendHandedOn(MicroBatchId id) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> RankExchange::Ready(MicroBatchId id, const Late& late) {
+  switch (late.what) {
+    case What::kState: return dense_.RankStateReady(id, late.op);
+    case What::kRows: return dense_.RankRowsReady(id, late.op);
+    case What::kHeads:
+    case What::kOutputs: break;
+  }
+  return dense_.GivenReady(late.bytes);
+}
+
+absl::Status RankExchange::Send(MicroBatchId id, Late late) {
+  switch (late.what) {
+    case What::kState: return links_.SendState(late.to, late.op, dense_.TakeRankState(id, late.op));
+    case What::kRows: return links_.SendRows(late.to, late.op, late.rank, std::move(late.bytes));
+    case What::kHeads: return links_.SendHeads(late.to, late.op, late.rank, std::move(late.bytes));
+    case What::kOutputs: break;
+  }
+  return links_.SendOutputs(late.to, late.op, late.rank, std::move(late.bytes));
+}
+
 absl::StatusOr<int> RankExchange::SendLate(MicroBatchId id) {
   DT_RETURN_IF_ERROR(SendHandedOn(id));
   std::deque<Late>& late = late_[id.value()];
@@ -84,21 +114,28 @@ absl::StatusOr<int> RankExchange::SendLate(MicroBatchId id) {
       late.pop_front();
       continue;
     }
-    DT_ASSIGN_OR_RETURN(const bool ready,
-                        first.rows ? dense_.RankRowsReady(id, first.op) : dense_.RankStateReady(id, first.op));
+    DT_ASSIGN_OR_RETURN(const bool ready, Ready(id, first));
     if (!ready) break;
-    const Late sent = std::move(late.front());
+    Late sent = std::move(late.front());
     late.pop_front();
-    DT_RETURN_IF_ERROR(sent.rows ? links_.SendRows(sent.to, sent.op, sent.rank, *sent.rows)
-                                 : links_.SendState(sent.to, sent.op, dense_.TakeRankState(id, sent.op)));
+    DT_RETURN_IF_ERROR(Send(id, std::move(sent)));
   }
   return static_cast<int>(late.size() + handed_on_[id.value()].size());
 }
 
+namespace {
+
+// Its backend says where it is kept.
+bool IsTaken(proto::FrameType type) {
+  return type == proto::kRankRows || type == proto::kRankHeads || type == proto::kRankOutputs;
+}
+
+}  // namespace
+
 // States go behind rows: the answer to one says that all before it were copied.
 absl::Status RankExchange::Take(const transport::Delivery& delivery) {
   RankTensor tensor;
-  if (delivery.header.type == proto::kRankRows) {
+  if (IsTaken(delivery.header.type)) {
     DT_ASSIGN_OR_RETURN(tensor, dense_.TakeRankRows(delivery.payload));
   } else if (delivery.header.type == proto::kEarlierRows) {
     DT_ASSIGN_OR_RETURN(tensor, dense_.TakeEarlierRows(delivery.payload));
@@ -112,7 +149,7 @@ absl::Status RankExchange::Take(const transport::Delivery& delivery) {
 // What asks for more pieces answers all that came of the micro-batch, so all of them are to be copied by then. Those
 // that came last are copied last.
 absl::StatusOr<bool> RankExchange::Copied(const Arrived& first) const {
-  if (first.header.type == proto::kRankRows) return dense_.RankRowsTaken(first.tensor);
+  if (IsTaken(first.header.type)) return dense_.RankRowsTaken(first.tensor);
   if (first.header.type != proto::kEarlierRows) return true;
   const auto last = std::find_if(arriving_.rbegin(), arriving_.rend(), [&](const Arrived& other) {
     return other.header.type == proto::kEarlierRows && other.from == first.from &&

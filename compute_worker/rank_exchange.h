@@ -34,6 +34,8 @@ class RankExchange {
   absl::Status SendState(const SendRankState& send);
   // To each receiver the heads that it attends to.
   absl::Status SendHeads(const SendRankHeads& send);
+  // What attention gave for another rank's tokens, now or late; of a step that has ended what is there.
+  absl::Status SendOutputs(const SendRankOutputs& send);
   // To each receiver q of the rows that see something of it.
   absl::Status SendQueries(const SendRankQueries& send);
   // An earlier rank's, in a ring, now or late.
@@ -63,12 +65,16 @@ class RankExchange {
   absl::StatusOr<bool> Copied(const Arrived& first) const;
   absl::Status SendHandedOn(MicroBatchId id);
 
+  enum class What : uint8_t { kState, kRows, kHeads, kOutputs };
   struct Late {
+    What what = What::kState;
     StepId step;
     int op = 0, rank = 0;
     proto::RankAddress to;
-    std::optional<transport::LentBytes> rows;  // nothing: the state, which is taken when it is there
+    transport::LentBytes bytes;  // not of a state, which is taken when it is there
   };
+  absl::StatusOr<bool> Ready(MicroBatchId id, const Late& late);
+  absl::Status Send(MicroBatchId id, Late late);
   struct HandedOn {
     StepId step;
     int op = 0, rank = 0;

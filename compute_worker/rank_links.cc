@@ -49,9 +49,8 @@ absl::Status RankLinks::SendHeads(const proto::RankAddress& to, int op, int rank
   return Send(proto::kRankHeads, to, op, rank, std::move(rows));
 }
 
-absl::Status RankLinks::SendOutputs(const proto::RankAddress& to, int op, int rank, std::vector<std::byte> outputs) {
-  const auto kept = std::make_shared<const std::vector<std::byte>>(std::move(outputs));
-  return Send(proto::kRankOutputs, to, op, proto::kMaxPrefillRanks + rank, transport::Lend(kept, kept->size()));
+absl::Status RankLinks::SendOutputs(const proto::RankAddress& to, int op, int rank, transport::LentBytes outputs) {
+  return Send(proto::kRankOutputs, to, op, proto::kMaxPrefillRanks + rank, std::move(outputs));
 }
 
 absl::Status RankLinks::SendAttended(const proto::RankAddress& to, int op, int rank) {

@@ -43,7 +43,7 @@ class RankLinks {
   absl::Status SendRows(const proto::RankAddress& to, int op, int rank, transport::LentBytes rows);
   // q, k and v of a softmax op and some heads, and what attention to those gave. Likewise.
   absl::Status SendHeads(const proto::RankAddress& to, int op, int rank, transport::LentBytes rows);
-  absl::Status SendOutputs(const proto::RankAddress& to, int op, int rank, std::vector<std::byte> outputs);
+  absl::Status SendOutputs(const proto::RankAddress& to, int op, int rank, transport::LentBytes outputs);
   // The op's rows that `to` had sent have been attended to. Likewise.
   absl::Status SendAttended(const proto::RankAddress& to, int op, int rank);
 

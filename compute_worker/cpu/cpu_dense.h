@@ -68,8 +68,9 @@ class CpuDense final : public DenseBackend {
   absl::Status AttendRankQueries(const ComputeWorkerCore& core, const AttendQueries& attend) override {
     return dense_.AttendRankQueries(core, attend);
   }
-  std::vector<std::byte> TakeRankOutputs(const ComputeWorkerCore& core, MicroBatchId id) override {
-    return dense_.TakeRankOutputs(core, id);
+  absl::StatusOr<transport::LentBytes> TakeRankOutputs(const ComputeWorkerCore& core, MicroBatchId id) override {
+    const auto outputs = std::make_shared<const std::vector<std::byte>>(dense_.TakeRankOutputs(core, id));
+    return transport::Lend(outputs, outputs->size());
   }
   absl::Status PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) override {
     dense_.PlaceOutputs(core, place);

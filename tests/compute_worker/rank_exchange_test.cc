@@ -40,6 +40,22 @@ class SlowDevice final : public DenseBackend {
     given.push_back(rows);
     return transport::Lend(rows, rows->size());
   }
+  // Heads of op o are bytes of the value 10 o + first head, what attention gave 100 and one more each time.
+  absl::StatusOr<transport::LentBytes> RankHeads(const ComputeWorkerCore&, MicroBatchId, int op,
+                                                 const proto::HeadRange& heads) override {
+    return Give(10 * op + heads.begin);
+  }
+  absl::StatusOr<transport::LentBytes> TakeRankOutputs(const ComputeWorkerCore&, MicroBatchId) override {
+    return Give(100 + outputs++);
+  }
+  absl::StatusOr<bool> GivenReady(std::span<const std::byte> lent) override {
+    return filled.contains(static_cast<int>(lent[0]));
+  }
+  absl::StatusOr<transport::LentBytes> Give(int value) {
+    const auto bytes = std::make_shared<std::vector<std::byte>>(8, static_cast<std::byte>(value));
+    given.push_back(bytes);
+    return transport::Lend(bytes, bytes->size());
+  }
   absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) override {
     if (!room) return ResourceExhausted("no memory for rows");
     return DenseBackend::TakeRankRows(rows);
@@ -52,7 +68,8 @@ class SlowDevice final : public DenseBackend {
 
   int computed = 0;
   bool room = true;
-  std::set<int> copied;  // by the first byte
+  int outputs = 0;
+  std::set<int> copied, filled;  // by the first byte
   std::vector<std::weak_ptr<std::vector<std::byte>>> given;
 };
 
@@ -148,6 +165,45 @@ TEST_F(RankExchangeTest, WhatCameIsAnsweredAndHandedOnInOrderOnceItHasBeenCopied
   EXPECT_FALSE(exchange_.Next().value().has_value());
   EXPECT_FALSE(exchange_.copies());
   EXPECT_THAT(Arrived().types, ElementsAre(proto::kRankTaken, proto::kRankTaken, proto::kRankTaken));
+}
+
+// Of a head switch: in order, each as soon as it is there and all before it.
+TEST_F(RankExchangeTest, HeadsAndWhatTheyGaveAreSentOnceTheDeviceHasThem) {
+  const MicroBatchId id(0);
+  const std::vector<proto::RankAddress>& ranks = rank_.core().PlanOf(id).ranks;
+  ASSERT_EQ(exchange_.SendHeads({id, 2, 0, {{ranks[1], {1, 2}}, {ranks[2], {2, 3}}}}), absl::OkStatus());
+  ASSERT_EQ(exchange_.SendOutputs({id, 2, 0, ranks[1]}), absl::OkStatus());
+  ASSERT_EQ(exchange_.SendOutputs({id, 2, 0, ranks[2]}), absl::OkStatus());
+  EXPECT_THAT(Arrived().ops, IsEmpty());
+  EXPECT_TRUE(exchange_.HasLate(id));
+  device_.filled = {22, 100};
+  EXPECT_EQ(exchange_.SendLate(id).value(), 4) << "the first is not there";
+  device_.filled = {21, 22, 100};
+  EXPECT_EQ(exchange_.SendLate(id).value(), 1);
+  const Received first = Arrived();
+  EXPECT_THAT(first.firsts, ElementsAre(21, 22, 100));
+  EXPECT_THAT(first.types, ElementsAre(proto::kRankHeads, proto::kRankHeads, proto::kRankOutputs));
+  EXPECT_FALSE(device_.given[2].expired()) << "lent until it is answered";
+  rank_.Feed(StepFailed{id, Internal("a kernel")});
+  device_.filled.insert(101);
+  EXPECT_EQ(exchange_.SendLate(id).value(), 0);
+  EXPECT_THAT(Arrived().ops, IsEmpty());
+  EXPECT_TRUE(device_.given[3].expired());
+}
+
+TEST_F(RankExchangeTest, HeadsAndWhatTheyGaveAreAnsweredOnceTheyHaveBeenCopied) {
+  const std::vector<std::byte> heads(8, std::byte{1}), outputs(8, std::byte{2});
+  ASSERT_EQ(exchange_.Take(Came(proto::kRankHeads, 0, heads)), absl::OkStatus());
+  ASSERT_EQ(exchange_.Take(Came(proto::kRankOutputs, 0, outputs)), absl::OkStatus());
+  EXPECT_FALSE(exchange_.Next().value().has_value());
+  EXPECT_THAT(Arrived().types, IsEmpty());
+  device_.copied = {1};
+  EXPECT_TRUE(exchange_.Next().value().has_value());
+  EXPECT_FALSE(exchange_.Next().value().has_value());
+  EXPECT_THAT(Arrived().types, ElementsAre(proto::kRankTaken));
+  device_.copied = {1, 2};
+  EXPECT_TRUE(exchange_.Next().value().has_value());
+  EXPECT_THAT(Arrived().types, ElementsAre(proto::kRankTaken));
 }
 
 TEST_F(RankExchangeTest, WhatCameFromAWorkerThatIsLostMeanwhileIsDropped) {

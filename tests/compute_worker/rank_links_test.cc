@@ -128,7 +128,8 @@ TEST_F(RankLinksTest, AnAnswerGoesBeforeTensorsThatWaitForRoom) {
 TEST_F(RankLinksTest, QueriesAndOutputsOfAnOpAreAnsweredApart) {
   const auto rows = std::make_shared<const std::vector<std::byte>>(State(7));
   ASSERT_EQ(links_.SendHeads(Rank(5), 3, /*rank=*/2, transport::Lend(rows, rows->size())), absl::OkStatus());
-  ASSERT_EQ(links_.SendOutputs(Rank(5), 3, 2, State(8)), absl::OkStatus());
+  const auto outputs = std::make_shared<const std::vector<std::byte>>(State(8));
+  ASSERT_EQ(links_.SendOutputs(Rank(5), 3, 2, transport::Lend(outputs, outputs->size())), absl::OkStatus());
   there_->Poll(received_, 10);
   ASSERT_EQ(received_.headers.size(), 2u);
   for (const proto::FrameHeader& header : received_.headers) EXPECT_EQ(proto::Validate(header), absl::OkStatus());
