@@ -32,7 +32,8 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
     const bool elsewhere = tuning.shared_gpu != nullptr || linked;
     options.prompt_blocks =
         elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
-    options.rank_rows = options.rank_ring = options.prompt_blocks > 0;
+    options.rank_rows = options.rank_ring = options.rank_switch = options.prompt_blocks > 0;
+    options.head_partials = proto::HeadPartials::kOfTokens;
     options.rank_rows_on_device = tuning.rank_rows_on_device;
     options.linear_prompts = tuning.linear_prompts && !elsewhere && tuning.dense->RunsLinearPrompts(table).ok();
     options.state_slots = options.linear_prompts ? StateSlotsOf(table) : 0;
@@ -42,6 +43,7 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
       PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes, tuning.kv_storage);
   options.linear_prompts = tuning.linear_prompts;
   options.rank_rows = options.rank_ring = options.rank_switch = options.rank_queries = true;
+  options.rank_state_switch = options.linear_prompts;
   options.state_slots = StateSlotsOf(table);
   return options;
 }

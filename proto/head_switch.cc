@@ -40,10 +40,14 @@ int64_t SubtreesOf(const TokenRange& tokens, int window, Position begin) {
   return nodes;
 }
 
-int64_t HeadOutputBytes(const SoftmaxSpec& spec, const TokenRange& tokens, Position begin, int kv_heads) {
-  const int64_t heads = int64_t{kv_heads} * spec.group_size();
-  if (begin > 0) return SubtreesOf(tokens, spec.window, begin) * heads * (spec.value_dim + 2) * int64_t{sizeof(float)};
-  return (tokens.end - tokens.begin) * heads * spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
+int64_t HeadOutputBytes(const SoftmaxSpec& spec, const TokenRange& tokens, Position begin, int kv_heads,
+                        HeadPartials partials) {
+  const int64_t heads = int64_t{kv_heads} * spec.group_size(), count = tokens.end - tokens.begin;
+  if (begin > 0) {
+    const int64_t nodes = partials == HeadPartials::kOfTokens ? count : SubtreesOf(tokens, spec.window, begin);
+    return nodes * heads * (spec.value_dim + 2) * int64_t{sizeof(float)};
+  }
+  return count * heads * spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
 }
 
 int64_t SwitchBytesTo(const SoftmaxSpec& spec, const SwitchRank& rank) {
@@ -51,7 +55,7 @@ int64_t SwitchBytesTo(const SoftmaxSpec& spec, const SwitchRank& rank) {
   const Position begin = SwitchBegin(rank.base);
   return HeadRowsBytes(spec, {rank.base, rank.tokens.begin}, rank.rank == 0 ? rank.base : begin, own) +
          HeadRowsBytes(spec, {rank.tokens.end, rank.end}, rank.tokens.end, own) +
-         HeadOutputBytes(spec, rank.tokens, begin, spec.kv_heads - own);
+         HeadOutputBytes(spec, rank.tokens, begin, spec.kv_heads - own, rank.partials);
 }
 
 double SwitchFlopsOf(const SoftmaxSpec& spec, const SwitchRank& rank) {

@@ -39,14 +39,21 @@ int64_t HeadRowsBytes(const SoftmaxSpec& spec, const TokenRange& tokens, Positio
 // Subtrees of what `tokens` see of those from `begin` on (base/segment_tree.h), all of them together.
 int64_t SubtreesOf(const TokenRange& tokens, int window, Position begin);
 
+// What a rank gives back where attention workers attend to earlier tokens, too: a partial for each of those subtrees,
+// or one for each token, of all that it sees of the group. The first is what the bits of CPUs are made of, which do not
+// depend on the rank that attends; GPUs have no such bits to keep, and give the second.
+enum class HeadPartials : uint8_t { kOfSubtrees, kOfTokens };
+
 // What attention to those from `begin` on gave for `tokens` (kRankOutputs).
-int64_t HeadOutputBytes(const SoftmaxSpec& spec, const TokenRange& tokens, Position begin, int kv_heads);
+int64_t HeadOutputBytes(const SoftmaxSpec& spec, const TokenRange& tokens, Position begin, int kv_heads,
+                        HeadPartials partials = HeadPartials::kOfSubtrees);
 
 // A rank of a group, as far as a switch goes.
 struct SwitchRank {
   Position base = 0, end = 0;  // of the group
   TokenRange tokens;           // of the rank
   int rank = 0, ranks = 2;
+  HeadPartials partials = HeadPartials::kOfSubtrees;
 };
 
 // All that it gets from the others in one op.

@@ -27,7 +27,8 @@ inline constexpr FrameType kRankAttended{30};
 inline constexpr FrameType kRankHeads{31};
 // Tensor: what the sender's attention gave for the receiver's n tokens and the sender's KV heads: o [n, heads,
 // value_dim], wire dtype, with all heads that read those KV heads. Where attention workers attend to earlier tokens,
-// f32: o [nodes, heads, value_dim], then m and l [nodes, heads, 2], of the subtrees that each token sees (SubtreesOf).
+// f32: o [nodes, heads, value_dim], then m and l [nodes, heads, 2], of the subtrees that each token sees (SubtreesOf),
+// or from GPUs of each token (HeadPartials).
 // Of a linear op: o, and then each head's states that the n tokens leave.
 // With pass-q such partials of the sender's tokens, for the queries that came and all heads.
 inline constexpr FrameType kRankOutputs{23};

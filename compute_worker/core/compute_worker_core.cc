@@ -232,6 +232,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   }
   MicroBatch& batch = micro_batches_[id.value()];
   batch.plan = std::move(plan);
+  ChainStates(batch.plan);
   batch.keeping = {};
   absl::Status status = CheckPlan(batch.plan, drawn_by);
   if (status.ok()) {

@@ -342,11 +342,13 @@ struct ComputeWorkerOptions {
   int32_t vocab_size = 0;
   // Prompts: an entry of so many new tokens is attended here, as far as the scratch goes; others on attention workers.
   int prompt_tokens = 16;
-  uint32_t prompt_blocks = 0;        // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
-  bool linear_prompts = false;       // linear layers of such entries run here, too
-  bool rank_rows = false;            // ranks of a group may give each other K and V of such entries
-  bool rank_ring = false;            // and these may go round
-  bool rank_switch = false;          // and they may exchange tokens for heads
+  uint32_t prompt_blocks = 0;      // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
+  bool linear_prompts = false;     // linear layers of such entries run here, too
+  bool rank_rows = false;          // ranks of a group may give each other K and V of such entries
+  bool rank_ring = false;          // and these may go round
+  bool rank_switch = false;        // and they may exchange tokens for heads
+  bool rank_state_switch = false;  // in linear layers, too
+  proto::HeadPartials head_partials = proto::HeadPartials::kOfSubtrees;  // of that: the ranks of a group have one kind
   bool rank_queries = false;         // and they may ask each other about earlier tokens
   bool rank_rows_on_device = false;  // these lie on the sender's device, where the other ranks' devices reach them
   int state_slots = 0;               // prompts whose states are kept from part to part
@@ -531,10 +533,11 @@ class ComputeWorkerCore {
   static bool TakeFromRing(MicroBatch& batch, const RankAttended& event);
   static bool Switches(const proto::StepPlan& plan);
   static bool SwitchesStates(const proto::StepPlan& plan);
+  void ChainStates(proto::StepPlan& plan) const;
   bool Switches(const proto::StepPlan& plan, int op) const;
   bool AwaitsStates(const MicroBatch& batch, int op) const;
   int64_t HeadsBytesFrom(const proto::StepPlan& plan, int op, int rank) const;
-  static proto::SwitchRank SwitchRankOf(const proto::StepPlan& plan);
+  proto::SwitchRank SwitchRankOf(const proto::StepPlan& plan) const;
   static PromptEntry BeginPromptOfSwitch(const proto::StepPlan& plan);
   bool FitsSwitch(const proto::StepPlan& plan, int op, int rank, size_t bytes) const;
   void BeginSwitch(MicroBatch& batch, int op, std::vector<Action>& actions);

@@ -255,7 +255,8 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
   work.scratch_blocks = scratch_.capacity();
   work.gives_rows = options_.rank_rows && scratch_.capacity() > 0;
   work.passes_on_rows = work.gives_rows && options_.rank_ring;
-  work.switches_heads = options_.rank_switch;
+  // The planner has those of linear layers exchanged, too, where it may choose.
+  work.switches_heads = options_.rank_switch && (options_.rank_state_switch || !table_.has_linear());
   work.gives_states = options_.linear_prompts && table_.has_linear();
   for (int g = 0; g < table_.group_count(); ++g) {
     const proto::SoftmaxSpec& spec = table_.views[g];

@@ -41,7 +41,8 @@ absl::Status ComputeWorkerCore::CheckExchange(const StepPlan& plan, const StepEn
   if (const int most = proto::MostSwitchRanks(table_); switches && most > 0 && plan.part.ranks > most)
     return InvalidArgument("sequence ", entry.sequence.value(), ": ", plan.part.ranks, " ranks divide ", most,
                            " KV heads among each other (switch); take at most ", most, " ranks, or gather-direct");
-  const bool switched = entry.linear_exchange == proto::LinearExchange::kSwitch && switches && options_.linear_prompts;
+  const bool switched =
+      entry.linear_exchange == proto::LinearExchange::kSwitch && switches && options_.rank_state_switch;
   if (const int most = proto::MostLinearSwitchRanks(table_); switched && plan.part.ranks > most)
     return InvalidArgument("sequence ", entry.sequence.value(), ": ", plan.part.ranks, " ranks divide ", most,
                            " heads of linear layers among each other (switch); take at most ", most,

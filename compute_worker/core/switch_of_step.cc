@@ -27,17 +27,26 @@ bool ComputeWorkerCore::SwitchesStates(const StepPlan& plan) {
   return !plan.ranks.empty() && plan.entries[0].linear_exchange == proto::LinearExchange::kSwitch;
 }
 
+// A worker that has no switch of linear layers hands on their states in its place: the ranks of a switch have one kind
+// of device, and the scheduler may not know which.
+void ComputeWorkerCore::ChainStates(StepPlan& plan) const {
+  if (options_.rank_state_switch || !options_.linear_prompts) return;
+  for (proto::StepEntry& entry : plan.entries)
+    if (entry.linear_exchange == proto::LinearExchange::kSwitch) entry.linear_exchange = proto::LinearExchange::kChain;
+}
+
 // Whether heads are exchanged in this op.
 bool ComputeWorkerCore::Switches(const StepPlan& plan, int op) const {
   return table_.linear(table_.op_group[op]) != nullptr ? SwitchesStates(plan) : Switches(plan);
 }
 
-proto::SwitchRank ComputeWorkerCore::SwitchRankOf(const StepPlan& plan) {
+proto::SwitchRank ComputeWorkerCore::SwitchRankOf(const StepPlan& plan) const {
   return {.base = plan.part.base,
           .end = plan.part.end,
           .tokens = TokensOfRank(plan, plan.part.rank),
           .rank = plan.part.rank,
-          .ranks = plan.part.ranks};
+          .ranks = plan.part.ranks,
+          .partials = options_.head_partials};
 }
 
 // K and V lie in memory of their own. Earlier tokens of the segment in which the group begins are gathered by rank 0,
@@ -185,8 +194,9 @@ int64_t ComputeWorkerCore::OutputBytesOf(const MicroBatch& batch, int op, int ra
   const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
   const proto::TokenRange tokens = TokensOfRank(plan, plan.part.rank);
   const int heads = proto::HeadsOfRank(spec.kv_heads, rank, plan.part.ranks).size();
-  return linear ? proto::LinearOutputBytes(spec, tokens, heads)
-                : proto::HeadOutputBytes(spec, tokens, proto::SwitchBegin(plan.part.base), heads);
+  return linear
+             ? proto::LinearOutputBytes(spec, tokens, heads)
+             : proto::HeadOutputBytes(spec, tokens, proto::SwitchBegin(plan.part.base), heads, options_.head_partials);
 }
 
 // Of the op at hand: the other rank has had this one's q, k and v of it, or q.

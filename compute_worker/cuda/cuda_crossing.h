@@ -60,6 +60,18 @@ class CudaCrossing {
     return Internal("attention op ", op, ": the ranks of a prompt exchange through the hosts");
   }
   virtual absl::StatusOr<bool> RankRowsReady(int /*op*/, const CudaBatch&) const { return true; }
+  // Behind Leave, in a head switch: what DenseBackend has of these names, of AttendHeads of one rank after the other.
+  virtual absl::StatusOr<transport::LentBytes> RankHeads(const ComputeWorkerCore&, int op, const proto::HeadRange&,
+                                                         CudaBatch&) {
+    return NoHeads(op);
+  }
+  virtual absl::Status AttendHeads(const ComputeWorkerCore&, const compute::AttendHeads& attend, CudaBatch&) {
+    return NoHeads(attend.op);
+  }
+  virtual absl::StatusOr<transport::LentBytes> TakeRankOutputs(CudaBatch&) { return NoHeads(-1); }
+  virtual absl::Status PlaceOutputs(const ComputeWorkerCore&, const PlaceRankOutputs& place, CudaBatch&) {
+    return NoHeads(place.op);
+  }
   // The payloads of the op are where they can be packed without waiting. kInternal: the device is lost.
   virtual absl::StatusOr<bool> Ready(int /*op*/, const CudaBatch&) const { return true; }
   // The payloads of part `p` [5].
@@ -88,6 +100,12 @@ class CudaCrossing {
   // answer. kUnavailable: it did not.
   virtual absl::Status Ended(MicroBatchId, StepId, const absl::Status& drawn) { return drawn; }
   virtual std::optional<DenseBackend::GpuTimes> TimesOf(MicroBatchId) const { return std::nullopt; }
+
+ private:
+  static absl::Status NoHeads(int op) {
+    return Internal("attention op ", op,
+                    ": tokens are exchanged for heads among GPUs whose ranks exchange through the hosts");
+  }
 };
 
 }  // namespace dovetail::compute

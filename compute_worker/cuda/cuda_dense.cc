@@ -213,6 +213,31 @@ absl::Status CudaDense::AttendRankShard(const ComputeWorkerCore& core, const Att
   return batch.crossing->AttendShard(core, shard, batch);
 }
 
+absl::StatusOr<transport::LentBytes> CudaDense::RankHeads(const ComputeWorkerCore& core, MicroBatchId id, int op,
+                                                          const proto::HeadRange& heads) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->RankHeads(core, op, heads, batch);
+}
+
+absl::Status CudaDense::AttendRankHeads(const ComputeWorkerCore& core, const AttendHeads& attend) {
+  MicroBatch& batch = micro_batches_[attend.micro_batch.value()];
+  return batch.crossing->AttendHeads(core, attend, batch);
+}
+
+absl::StatusOr<transport::LentBytes> CudaDense::TakeRankOutputs(const ComputeWorkerCore&, MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->TakeRankOutputs(batch);
+}
+
+absl::StatusOr<bool> CudaDense::GivenReady(std::span<const std::byte> lent) {
+  return rank_rows_ == nullptr ? absl::StatusOr<bool>(true) : rank_rows_->Filled(lent);
+}
+
+absl::Status CudaDense::PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) {
+  MicroBatch& batch = micro_batches_[place.micro_batch.value()];
+  return batch.crossing->PlaceOutputs(core, place, batch);
+}
+
 absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
   DT_RETURN_IF_ERROR(batch.crossing->BeforeDraws(batch));

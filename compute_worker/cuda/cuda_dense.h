@@ -44,6 +44,12 @@ class CudaDense final : public DenseBackend {
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;
   absl::Status AttendRankShard(const ComputeWorkerCore& core, const AttendShard& shard) override;
+  absl::StatusOr<transport::LentBytes> RankHeads(const ComputeWorkerCore& core, MicroBatchId id, int op,
+                                                 const proto::HeadRange& heads) override;
+  absl::Status AttendRankHeads(const ComputeWorkerCore& core, const AttendHeads& attend) override;
+  absl::StatusOr<transport::LentBytes> TakeRankOutputs(const ComputeWorkerCore& core, MicroBatchId id) override;
+  absl::StatusOr<bool> GivenReady(std::span<const std::byte> lent) override;
+  absl::Status PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place) override;
   absl::StatusOr<bool> PayloadsReady(MicroBatchId id, int op) override;
   absl::StatusOr<bool> RankRowsReady(MicroBatchId id, int op) override;
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,

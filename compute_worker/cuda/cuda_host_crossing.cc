@@ -108,9 +108,11 @@ absl::Status CudaHostCrossing::BeginStreaming(const ComputeWorkerCore& core, Cud
   FindRows(core, batch.id, step);
   if (step.attends) DT_RETURN_IF_ERROR(prompts_->Prepare(core, batch));
   if (step.runs_states) DT_RETURN_IF_ERROR(states_->Prepare(core, batch, *step.wire));
-  step.ring = step.attends && core.PromptsOf(batch.id)[0].ring;
-  const int shards_and_join = step.ring ? core.PlanOf(batch.id).part.rank + 1 : 0;
-  return step.times->Begin(batch.stream(), 1 + shards_and_join);
+  const PromptEntry* const prompt = step.attends ? &core.PromptsOf(batch.id)[0] : nullptr;
+  const proto::PrefillPart& part = core.PlanOf(batch.id).part;
+  step.in_parts = prompt != nullptr && (prompt->ring || prompt->switches);
+  const int ranks = prompt != nullptr && prompt->switches ? part.ranks : part.rank + 1;
+  return step.times->Begin(batch.stream(), step.in_parts ? ranks + 1 : 1);  // the last one joins
 }
 
 void CudaHostCrossing::FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const {
@@ -254,6 +256,38 @@ absl::Status CudaHostCrossing::AttendShard(const ComputeWorkerCore& core, const 
   return step.times->Attended(shard.op, batch.stream());
 }
 
+// Nothing may write q, k and v before they have been packed.
+absl::StatusOr<transport::LentBytes> CudaHostCrossing::RankHeads(const ComputeWorkerCore& core, int op,
+                                                                 const proto::HeadRange& heads, CudaBatch& batch) {
+  Step& step = steps_[batch.id.value()];
+  if (rank_rows_ == nullptr || !step.attends)
+    return FailedPrecondition("attention op ", op, ": without a prompt scratch nothing goes to other ranks");
+  DT_ASSIGN_OR_RETURN(transport::LentBytes given, prompts_->GiveHeads(core, op, heads, *copies_, batch));
+  CudaStream& stream = rank_rows_->on_device() ? batch.stream() : *copies_;
+  DT_RETURN_IF_ERROR(stream.Record(step.given_of_slot[op % step.given_of_slot.size()]));
+  return given;
+}
+
+absl::Status CudaHostCrossing::AttendHeads(const ComputeWorkerCore& core, const compute::AttendHeads& attend,
+                                           CudaBatch& batch) {
+  Step& step = steps_[batch.id.value()];
+  if (!step.attends) return Internal("attention op ", attend.op, ": a head switch without a prompt");
+  DT_RETURN_IF_ERROR(step.times->Attends(attend.op, batch.stream()));
+  DT_RETURN_IF_ERROR(prompts_->Attend(core, attend, *copies_, batch));
+  return step.times->Attended(attend.op, batch.stream());
+}
+
+absl::StatusOr<transport::LentBytes> CudaHostCrossing::TakeRankOutputs(CudaBatch& batch) {
+  if (!steps_[batch.id.value()].attends) return Internal("outputs of a head switch without a prompt");
+  return prompts_->TakeOutputs(batch);
+}
+
+absl::Status CudaHostCrossing::PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place,
+                                            CudaBatch& batch) {
+  if (!steps_[batch.id.value()].attends) return Internal("outputs of a head switch without a prompt");
+  return prompts_->Place(core, place, batch);
+}
+
 absl::StatusOr<bool> CudaHostCrossing::Ready(int op, const CudaBatch& batch) const {
   const Step& step = steps_[batch.id.value()];
   if (step.streams) return CopiedOf(step, op).Done();
@@ -301,8 +335,8 @@ absl::StatusOr<const void*> CudaHostCrossing::Arrive(int op, const std::vector<W
   const std::vector<Rows> whole = {{0, batch.rows}};
   const std::vector<Rows>& elsewhere = !attended_here ? whole : linear ? step.asked[group.value()] : step.elsewhere;
   const int64_t row_bytes = int64_t{spec.query_heads} * spec.value_dim * kElement;
-  const bool rings = attended_here && !linear && step.ring;
-  if (rings) DT_RETURN_IF_ERROR(JoinTimed(parts, op, batch, step));
+  const bool joins = attended_here && !linear && step.in_parts;
+  if (joins) DT_RETURN_IF_ERROR(JoinTimed(parts, op, batch, step));
   if (step.timed) {  // nothing is attended here
     DT_RETURN_IF_ERROR(step.times->Attends(op, batch.stream()));
     DT_RETURN_IF_ERROR(step.times->Attended(op, batch.stream()));
@@ -319,11 +353,11 @@ absl::StatusOr<const void*> CudaHostCrossing::Arrive(int op, const std::vector<W
       DT_RETURN_IF_ERROR(
           batch.stream().Copy(o + rows.first * row_bytes, joined + rows.first * row_bytes, rows.count * row_bytes));
   }
-  if (attended_here && !linear && !rings) DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));
+  if (attended_here && !linear && !joins) DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));
   return o;
 }
 
-// In a ring it reads as much as there are ranks: a part of attention.
+// In a ring it reads as much as there are ranks: a part of attention, and so in a head switch.
 absl::Status CudaHostCrossing::JoinTimed(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch, Step& step) {
   DT_RETURN_IF_ERROR(step.times->Attends(op, batch.stream()));
   DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));

@@ -43,6 +43,12 @@ class CudaHostCrossing final : public CudaCrossing {
   absl::Status AttendShard(const ComputeWorkerCore& core, const compute::AttendShard& shard, CudaBatch& batch) override;
   absl::StatusOr<transport::LentBytes> RankRows(int op, int64_t first_row, CudaBatch& batch) override;
   absl::StatusOr<bool> RankRowsReady(int op, const CudaBatch& batch) const override;
+  absl::StatusOr<transport::LentBytes> RankHeads(const ComputeWorkerCore& core, int op, const proto::HeadRange& heads,
+                                                 CudaBatch& batch) override;
+  absl::Status AttendHeads(const ComputeWorkerCore& core, const compute::AttendHeads& attend,
+                           CudaBatch& batch) override;
+  absl::StatusOr<transport::LentBytes> TakeRankOutputs(CudaBatch& batch) override;
+  absl::Status PlaceOutputs(const ComputeWorkerCore& core, const PlaceRankOutputs& place, CudaBatch& batch) override;
   absl::StatusOr<bool> Ready(int op, const CudaBatch& batch) const override;
   absl::StatusOr<transport::LentBytes> PackQuery(const std::vector<WorkerPart>& parts, int p, int op,
                                                  CudaBatch& batch) override;
@@ -70,7 +76,7 @@ class CudaHostCrossing final : public CudaCrossing {
     // Of steps with prompts.
     bool streams = false;
     bool attends = false;                                  // in softmax ops, prompts here
-    bool ring = false;                                     // that one, with K and V of earlier ranks
+    bool in_parts = false;                                 // that one, in a ring or a head switch of ranks
     bool runs_states = false;                              // in linear ops, prompts here
     bool timed = false;                                    // it does not stream, but has a prompt
     std::vector<kernels::cuda::CudaEvent> copied_of_slot;  // their copies are: by op, modulo the ops that are in flight

@@ -57,9 +57,12 @@ absl::StatusOr<std::unique_ptr<CudaPromptAttention>> CudaPromptAttention::Create
                                                                                  CudaRankRows* rank_rows) {
   std::unique_ptr<CudaPromptAttention> made(new CudaPromptAttention(device, table, options.micro_batches, rank_rows));
   made->most_rows_ = options.max_step_tokens;
-  if (rank_rows != nullptr)
+  if (rank_rows != nullptr) {
     made->ring_ =
         std::make_unique<CudaRingAttention>(device, table, made->block_bytes_, options.micro_batches, *rank_rows);
+    made->switch_ =
+        std::make_unique<CudaSwitchAttention>(device, table, made->block_bytes_, options.micro_batches, *rank_rows);
+  }
   const size_t bytes = CudaKvLayout::kArenaLead + size_t{options.prompt_blocks} * made->block_bytes_;
   auto arena = device.Allocate(bytes);
   if (!arena.ok())
@@ -198,32 +201,46 @@ absl::Status CudaPromptAttention::Prepare(const ComputeWorkerCore& core, CudaBat
   step.number = core.PlanOf(batch.id).step;
   step.runs_in = &batch.stream();
   step.row_begin.clear();
-  int64_t rows = 0, width = 0, gathered = 0;
+  int64_t rows = 0, width = 0;
   size_t partials = 0;
   for (const proto::StepEntry& entry : core.PlanOf(batch.id).entries) {
     step.row_begin.push_back(rows);
     rows += static_cast<int64_t>(entry.tokens.size());
   }
-  const bool ring = core.PromptsOf(batch.id)[0].ring;
-  if (ring) DT_RETURN_IF_ERROR(ring_->Prepare(core, batch));
+  const PromptEntry& first = core.PromptsOf(batch.id)[0];
+  if (first.ring) DT_RETURN_IF_ERROR(ring_->Prepare(core, batch));
+  if (first.switches && switch_ == nullptr) return Internal("a head switch, on a GPU that gets nothing of other ranks");
+  if (first.switches) DT_RETURN_IF_ERROR(switch_->Prepare(core, batch));
   for (int g = 0; g < table_.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const proto::SoftmaxSpec& spec = table_.softmax(group);
     if (spec.linear()) continue;
     GroupStep& own = step.groups[g];
     StepWire::FindLocals(core, batch.id, group, own.locals);
-    FindOffsets(core, batch.id, group, own);
-    gathered = std::max(gathered, FindGathers(core, batch.id, group, own));
-    FindRankRows(core, batch.id, group, own);
     DT_RETURN_IF_ERROR(own.join->Plan(core, batch.id, group, own.locals, step.row_begin, batch.stream()));
-    DT_RETURN_IF_ERROR(PlanGroup(core, batch, group, own.base_op));
-    if (ring) DT_RETURN_IF_ERROR(ring_->Plan(core, group, ShapeOf(group), own.locals, *own.join, batch));
+    if (!first.switches) DT_RETURN_IF_ERROR(PlanPrompts(core, batch, group));
+    if (first.ring) DT_RETURN_IF_ERROR(ring_->Plan(core, group, ShapeOf(group), own.locals, *own.join, batch));
     if (!own.join->empty()) partials = std::max(partials, own.join->bytes());
     width = std::max(width, int64_t{spec.query_heads} * spec.value_dim);
   }
   DT_RETURN_IF_ERROR(Grow(step.attended, (most_rows_ + kRowsBeyond) * width * kRowElement, batch));
-  DT_RETURN_IF_ERROR(Grow(step.gathered, gathered, batch));
-  return Grow(step.partials, partials, batch);
+  DT_RETURN_IF_ERROR(Grow(step.partials, partials, batch));
+  for (int op = 0; op < table_.op_count() && first.switches; ++op) {
+    const LayerGroup group = table_.op_group[op];
+    if (table_.op_index_in_group[op] > 0 || table_.linear(group) != nullptr) continue;
+    DT_RETURN_IF_ERROR(switch_->Plan(core, group, SwitchOf(group, op, batch), batch));
+  }
+  return absl::OkStatus();
+}
+
+// Of prompts whose blocks are those of the scratch.
+absl::Status CudaPromptAttention::PlanPrompts(const ComputeWorkerCore& core, CudaBatch& batch, LayerGroup group) {
+  Step& step = steps_[batch.id.value()];
+  GroupStep& own = step.groups[group.value()];
+  FindOffsets(core, batch.id, group, own);
+  DT_RETURN_IF_ERROR(Grow(step.gathered, FindGathers(core, batch.id, group, own), batch));
+  FindRankRows(core, batch.id, group, own);
+  return PlanGroup(core, batch, group, own.base_op);
 }
 
 // Rows of prompts that follow each other in the step go in one launch.
@@ -491,6 +508,51 @@ absl::Status CudaPromptAttention::Attend(const ComputeWorkerCore& core, const At
   const Step& step = steps_[batch.id.value()];
   if (ring_ == nullptr) return Internal("attention op ", shard.op, ": this GPU has no rows of other ranks");
   return ring_->Attend(core, shard, ShapeOf(group), RunOf(step, step.groups[group.value()], batch), batch);
+}
+
+CudaSwitchAttention::Step CudaPromptAttention::SwitchOf(LayerGroup group, int op, const CudaBatch& batch) const {
+  const Step& step = steps_[batch.id.value()];
+  const GroupStep& own = step.groups[group.value()];
+  CudaSwitchAttention::Step where;
+  where.shape = ShapeOf(group);
+  if (sinks_[op] != nullptr) where.sinks = reinterpret_cast<const float*>(sinks_[op]->data());
+  where.o = step.attended->data();
+  where.locals = own.locals;
+  where.join = own.join.get();
+  if (!own.join->empty()) where.partials = reinterpret_cast<float*>(step.partials->data());
+  return where;
+}
+
+namespace {
+
+absl::Status NoSwitch(int op) {
+  return Internal("attention op ", op, ": a head switch, on a GPU that gets nothing of other ranks");
+}
+
+}  // namespace
+
+absl::StatusOr<transport::LentBytes> CudaPromptAttention::GiveHeads(const ComputeWorkerCore& core, int op,
+                                                                    const proto::HeadRange& heads, CudaStream& copies,
+                                                                    CudaBatch& batch) {
+  if (switch_ == nullptr) return NoSwitch(op);
+  return switch_->GiveHeads(core, op, heads, copies, batch);
+}
+
+absl::Status CudaPromptAttention::Attend(const ComputeWorkerCore& core, const AttendHeads& attend, CudaStream& copies,
+                                         CudaBatch& batch) {
+  if (switch_ == nullptr) return NoSwitch(attend.op);
+  return switch_->Attend(core, attend, SwitchOf(table_.op_group[attend.op], attend.op, batch), copies, batch);
+}
+
+absl::StatusOr<transport::LentBytes> CudaPromptAttention::TakeOutputs(const CudaBatch& batch) {
+  if (switch_ == nullptr) return NoSwitch(-1);
+  return switch_->TakeOutputs(batch.id);
+}
+
+absl::Status CudaPromptAttention::Place(const ComputeWorkerCore& core, const PlaceRankOutputs& place,
+                                        CudaBatch& batch) {
+  if (switch_ == nullptr) return NoSwitch(place.op);
+  return switch_->Place(core, place, SwitchOf(table_.op_group[place.op], place.op, batch), batch);
 }
 
 absl::Status CudaPromptAttention::Join(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch) {

@@ -9,6 +9,7 @@
 #include "compute_worker/cuda/cuda_partial_join.h"
 #include "compute_worker/cuda/cuda_rank_rows.h"
 #include "compute_worker/cuda/cuda_ring_attention.h"
+#include "compute_worker/cuda/cuda_switch_attention.h"
 #include "compute_worker/cuda/prompt_rows.h"
 #include "compute_worker/step_wire.h"
 #include "kernels/cuda/attention/cuda_attention.h"
@@ -52,6 +53,15 @@ class CudaPromptAttention {
 
   // In a ring, behind that of the op: over K and V of an earlier rank.
   absl::Status Attend(const ComputeWorkerCore& core, const AttendShard& shard, CudaBatch& batch);
+
+  // In a head switch, in place of that: what CudaSwitchAttention does of these names. kInternal: no rank gives this
+  // one anything.
+  absl::StatusOr<transport::LentBytes> GiveHeads(const ComputeWorkerCore& core, int op, const proto::HeadRange& heads,
+                                                 kernels::cuda::CudaStream& copies, CudaBatch& batch);
+  absl::Status Attend(const ComputeWorkerCore& core, const AttendHeads& attend, kernels::cuda::CudaStream& copies,
+                      CudaBatch& batch);
+  absl::StatusOr<transport::LentBytes> TakeOutputs(const CudaBatch& batch);
+  absl::Status Place(const ComputeWorkerCore& core, const PlaceRankOutputs& place, CudaBatch& batch);
 
   // K and V of a later rank into `part` (KeepRankRows), in the stream of all prompts.
   absl::Status Keep(const ComputeWorkerCore& core, const KeepRankRows& keep, const PromptScratch::Part& part,
@@ -133,6 +143,8 @@ class CudaPromptAttention {
   void FindOffsets(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step) const;
   int64_t FindGathers(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step) const;
   void FindRankRows(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step) const;
+  absl::Status PlanPrompts(const ComputeWorkerCore& core, CudaBatch& batch, LayerGroup group);
+  CudaSwitchAttention::Step SwitchOf(LayerGroup group, int op, const CudaBatch& batch) const;
   absl::Status PlanGroup(const ComputeWorkerCore& core, CudaBatch& batch, LayerGroup group, int op);
   void FillRows(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step, int32_t* positions,
                 int32_t* row_items) const;
@@ -149,7 +161,8 @@ class CudaPromptAttention {
   const proto::AttentionTable& table_;
   const size_t block_bytes_;
   CudaRankRows* const rank_rows_;
-  std::unique_ptr<CudaRingAttention> ring_;  // null: no rank gives this one rows
+  std::unique_ptr<CudaRingAttention> ring_;      // null: no rank gives this one rows
+  std::unique_ptr<CudaSwitchAttention> switch_;  // likewise
   int64_t most_rows_ = 0;
   BufferPtr arena_;                          // CudaKvLayout::kArenaLead bytes, then the blocks
   std::vector<BufferPtr> sinks_;             // by op, where it has any

@@ -63,6 +63,29 @@ absl::StatusOr<std::shared_ptr<CudaRankRows::Piece>> CudaRankRows::MakePiece(siz
   return piece;
 }
 
+// Parts of prompts differ a little in size: room for an eighth more.
+absl::Status CudaRankRows::Reserve(Pieces& pieces, size_t bytes, size_t count, bool pinned, CudaStream& fills) {
+  const auto fits = [&](const auto& piece) { return piece->memory->size_bytes() >= bytes; };
+  for (size_t there = std::count_if(pieces.begin(), pieces.end(), fits); there < count; ++there) {
+    const auto small = std::find_if(pieces.begin(), pieces.end(), [&](const auto& piece) {
+      return !fits(piece) && !piece->in_use.load(std::memory_order_acquire);
+    });
+    if (small != pieces.end()) {
+      DT_RETURN_IF_ERROR(fills.SynchronizeStatus());
+      DT_RETURN_IF_ERROR((*small)->read.Synchronize());
+      pieces.erase(small);
+    }
+    DT_ASSIGN_OR_RETURN(std::shared_ptr<Piece> piece, MakePiece(bytes + bytes / 8, pinned));
+    pieces.insert(pieces.begin(), std::move(piece));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaRankRows::Reserve(size_t bytes, size_t given, size_t taken, CudaStream& fills) {
+  DT_RETURN_IF_ERROR(Reserve(given_, bytes, given, /*pinned=*/!on_device_, fills));
+  return Reserve(taken_, bytes, taken, /*pinned=*/false, *copies_);
+}
+
 std::shared_ptr<const void> CudaRankRows::OwnerOf(std::shared_ptr<Piece> piece) {
   const void* const memory = piece->memory->data();
   return {memory, [piece = std::move(piece)](const void*) { piece->in_use.store(false, std::memory_order_release); }};
@@ -78,6 +101,16 @@ absl::StatusOr<CudaRankRows::Given> CudaRankRows::Give(size_t bytes, CudaStream&
   DT_ASSIGN_OR_RETURN(std::shared_ptr<Piece> piece, Find(given_, bytes, /*pinned=*/!on_device_, stream));
   std::byte* const memory = piece->memory->data();
   return Given{memory, {std::span<const std::byte>(memory, bytes), OwnerOf(std::move(piece))}};
+}
+
+absl::Status CudaRankRows::Fills(std::span<const std::byte> given, CudaStream& stream) {
+  Piece* const piece = PieceAt(given_, given.data());
+  return piece == nullptr ? absl::OkStatus() : stream.Record(piece->copied);
+}
+
+absl::StatusOr<bool> CudaRankRows::Filled(std::span<const std::byte> given) const {
+  const Piece* const piece = PieceAt(given_, given.data());
+  return piece == nullptr ? absl::StatusOr<bool>(true) : piece->copied.Done();
 }
 
 absl::StatusOr<RankTensor> CudaRankRows::Take(std::span<const std::byte> rows) {

@@ -13,9 +13,10 @@
 
 namespace dovetail::compute {
 
-// Memory for the K and V that ranks of a prefill group give each other, on a GPU: what this rank sends, and what it
-// got. Pieces are used again when nothing holds them. A rank has those of kRankOpsAhead ops for each other rank; in a
-// ring those of kRingShards ranks, and what is on its way to the next one.
+// Memory for what ranks of a prefill group give each other, on a GPU: what this rank sends, and what it got. It is K
+// and V, and in a head switch q, k and v of some heads, and what attention to those gave. Pieces are used again when
+// nothing holds them. A rank has those of kRankOpsAhead ops for each other rank; in a ring those of kRingShards ranks,
+// and what is on its way to the next one; in a head switch of each other rank what it sent of two ops.
 //
 // What is sent lies in device memory where all ranks are in this process: the receiver's copy engine takes it from
 // there, over NVLink where the GPUs have it. Else it lies in pinned host memory, and travels in frames.
@@ -30,6 +31,11 @@ class CudaRankRows {
   bool on_device() const { return on_device_; }
   ~CudaRankRows();  // waits for its own copies
 
+  // So that so many pieces of so many bytes are there, to be given and to be taken: what is allocated later holds up
+  // the GPU, and other GPUs with it. Waits for what uses those that are too small. `fills`: the stream that fills given
+  // ones.
+  absl::Status Reserve(size_t bytes, size_t given, size_t taken, kernels::cuda::CudaStream& fills);
+
   // Memory for rows that are sent, which work of `stream` fills; in use until the owner of `rows` goes. All of one
   // object are filled in one stream, or the host waits for what fills them.
   struct Given {
@@ -37,6 +43,9 @@ class CudaRankRows {
     transport::LentBytes rows;
   };
   absl::StatusOr<Given> Give(size_t bytes, kernels::cuda::CudaStream& stream);
+  // `stream` has been given all that fills what Give gave; and whether that has been done.
+  absl::Status Fills(std::span<const std::byte> given, kernels::cuda::CudaStream& stream);
+  absl::StatusOr<bool> Filled(std::span<const std::byte> given) const;
 
   // Rows that came, from host or device memory: begins to copy them to this device. They are read until Taken.
   absl::StatusOr<RankTensor> Take(std::span<const std::byte> rows);
@@ -63,6 +72,7 @@ class CudaRankRows {
   absl::StatusOr<std::shared_ptr<Piece>> Find(Pieces& pieces, size_t bytes, bool pinned,
                                               kernels::cuda::CudaStream& fills);
   absl::StatusOr<std::shared_ptr<Piece>> MakePiece(size_t bytes, bool pinned);
+  absl::Status Reserve(Pieces& pieces, size_t bytes, size_t count, bool pinned, kernels::cuda::CudaStream& fills);
   static std::shared_ptr<const void> OwnerOf(std::shared_ptr<Piece> piece);
   static Piece* PieceAt(const Pieces& pieces, const std::byte* memory);
 

@@ -47,6 +47,19 @@ absl::Status AppendRows(const proto::SoftmaxSpec& spec, const RowTables& tables,
                         int heads, int64_t rows, int64_t table_row, int64_t kv_offset,
                         kernels::cuda::CudaStream& stream);
 
+// Rows of KV heads that lie among others: k and v of the first head, and how far apart rows begin.
+//   Units:   steps in elements
+//   Threads: plain values
+struct KvRows {
+  const std::byte* k = nullptr;
+  const std::byte* v = nullptr;
+  int64_t k_step = 0, v_step = 0;
+  int64_t rows = 0;
+};
+// The same for those, of `heads` KV heads.
+absl::Status AppendRows(const proto::SoftmaxSpec& spec, const RowTables& tables, const KvRows& from, int heads,
+                        int64_t table_row, kernels::cuda::CudaStream& stream);
+
 // While one lives, uploads come in the order of launches: what they overwrite may be read by launches of the step
 // before.
 // Ownership: `stream` outlives it.

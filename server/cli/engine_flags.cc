@@ -564,6 +564,8 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
   options.spans = spans;
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
   options.scheduler.ChooseStepTokens(engine::AsGpu(*engine.device) != nullptr);
+  if (engine::AsGpu(*engine.device) != nullptr && options.scheduler.linear_exchange == proto::LinearExchange::kSwitch)
+    options.scheduler.linear_exchange = proto::LinearExchange::kChain;  // what GPUs have
   engine.max_step_tokens = options.scheduler.max_num_batched_tokens;
 
   DT_ASSIGN_OR_RETURN(ModelOnDevice loaded, LoadOpenModel(flags, std::move(checkpoint), *engine.device, progress));

@@ -57,10 +57,10 @@ absl::Status CheckChain(const EngineFlags& flags, const proto::AttentionTable& t
 
 // What more a head switch asks of a model.
 absl::Status CheckSwitch(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu) {
-  if (on_gpu)
+  if (on_gpu && flags.prompt_scratch != "auto" && ParseBytes("--prompt-scratch", flags.prompt_scratch).value_or(1) == 0)
     return InvalidArgument(
-        "--prefill-exchange switch: tokens are exchanged for heads among compute workers on CPUs only; take "
-        "gather-direct, or --device cpu");
+        "--prefill-exchange switch: a GPU that attends no prompts has no heads to exchange, and --prompt-scratch is 0; "
+        "give it memory, or take plane");
   const int most = proto::MostSwitchRanks(table);
   if (most == 1)
     return InvalidArgument(
@@ -74,7 +74,11 @@ absl::Status CheckSwitch(const EngineFlags& flags, const proto::AttentionTable& 
 }
 
 // Of a model whose attention layers are all linear: there is nothing else to switch.
-absl::Status CheckLinearSwitch(const EngineFlags& flags, const proto::AttentionTable& table) {
+absl::Status CheckLinearSwitch(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu) {
+  if (on_gpu)
+    return InvalidArgument(
+        "--prefill-exchange switch: all attention layers of this model are linear, whose heads are exchanged among "
+        "compute workers on CPUs only; take chain, or --device cpu");
   if (flags.linear_prompts != "compute")
     return InvalidArgument(
         "--prefill-exchange switch: all attention layers of this model are linear, and --linear-prompts attention runs "
@@ -107,7 +111,7 @@ absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::Attenti
                            "without a copy; take plane, or another --attention-device");
   const bool only_linear =
       std::all_of(table.views.begin(), table.views.end(), [](const proto::SoftmaxSpec& spec) { return spec.linear(); });
-  if (only_linear && switches) return CheckLinearSwitch(flags, table);
+  if (only_linear && switches) return CheckLinearSwitch(flags, table, on_gpu);
   if (only_linear)
     return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
                            ": all attention layers of this model are linear; their states cross in any case, and there "

@@ -65,6 +65,7 @@ struct Case {
   int ranks = 1;       // that divide each prompt
   bool chain = false;  // and hand on states to each other; else by way of the attention workers
   bool ring = false;   // and K and V of softmax layers, which else are asked for
+  bool heads = false;  // or they exchange tokens for heads in those; on a CPU in linear layers, too
 
   friend std::ostream& operator<<(std::ostream& out, const Case& how) { return out << how.name; }
 };
@@ -147,6 +148,10 @@ class GpuLinearPrompts : public ::testing::TestWithParam<Case> {
     if (how.ranks > 1) options.scheduler.prefill_rank_tokens = 64;
     if (compute && how.ring) options.scheduler.prefill_exchange = proto::PrefixExchange::kRing;
     if (compute && how.chain) options.scheduler.linear_exchange = proto::LinearExchange::kChain;
+    if (compute && how.heads) {
+      options.scheduler.prefill_exchange = proto::PrefixExchange::kSwitch;
+      options.scheduler.linear_exchange = proto::LinearExchange::kSwitch;  // a chain on GPUs
+    }
     for (int rank = 1; first_gpu && rank < how.ranks; ++rank) {
       const GpuWithWeights& other = gpus_[*first_gpu + rank];
       options.more_compute_devices.push_back({other.gpu.get(), other.weights.get()});
@@ -207,6 +212,7 @@ TEST_P(GpuLinearPrompts, OfManyPartsHaveTheLogitsOfBothOtherWays) {
   EXPECT_EQ(StateBytes(*attention_), 0u);
   EXPECT_EQ(compute_->stats().scheduler.prefix_chain_bytes > 0, GetParam().chain);
   EXPECT_EQ(compute_->stats().scheduler.prefix_ring_bytes > 0, GetParam().ring);
+  EXPECT_EQ(compute_->stats().scheduler.prefix_switch_bytes > 0, GetParam().heads);
 }
 
 TEST_P(GpuLinearPrompts, LeaveStatesWhoseBytesDoNotDependOnTheLength) {
@@ -292,6 +298,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"KdaHandedOn", KdaConfig, true, 2, PlacementPolicy::kHeads, 64, 1, 2, true},
                       Case{"GatedDeltaInARing", TinyGatedDeltaConfig, true, 1, PlacementPolicy::kRequest, 64, 1, 3,
                            true, true},
+                      Case{"GatedDeltaWithHeads", TinyGatedDeltaConfig, true, 1, PlacementPolicy::kRequest, 64, 1, 2,
+                           true, false, true},
+                      Case{"KdaWithHeads", KdaConfig, true, 2, PlacementPolicy::kHeads, 64, 1, 2, true, false, true},
                       Case{"Mamba2HandedOn", TinyMamba2Config, true, 1, PlacementPolicy::kRequest, 64, 1, 2, true}),
     [](const auto& info) { return std::string(info.param.name); });
 

@@ -44,6 +44,7 @@ struct Case {
   int window = 70;      // of gemma3
   int ranks = 1;        // compute workers that divide each prompt, the second on another GPU if there is one
   int piece = 2 << 20;  // bytes of K and V of earlier tokens that come at once
+  int kv_heads = 2;     // half as many as there are heads
 
   friend std::ostream& operator<<(std::ostream& out, const Case& how) { return out << how.name; }
 };
@@ -69,6 +70,8 @@ class GpuPrompts : public ::testing::TestWithParam<Case> {
     TinyModelSpec spec;
     spec.architecture = how.architecture;
     spec.layers = 4;
+    spec.heads = 2 * how.kv_heads;
+    spec.kv_heads = how.kv_heads;
     if (spec.architecture == "gemma3") spec.window = how.window;
     const auto path = WriteTinyModel(spec, TempFolder());
     auto cpu = TestModel::Load(path, model::WeightFormat::kBF16);
@@ -210,7 +213,9 @@ TEST_P(GpuRanks, DivideAPromptThatHasTheLogitsOfACpu) {
   EXPECT_GE(stats.prefill_groups, 1u);
   EXPECT_EQ(stats.prefix_direct_bytes > 0, direct);
   EXPECT_EQ(stats.prefix_ring_bytes > 0, ring);
-  if (!direct && !ring) return;
+  const bool switches = GetParam().exchange == proto::PrefixExchange::kSwitch;
+  EXPECT_EQ(stats.prefix_switch_bytes > 0, switches);
+  if (!direct && !ring && !switches) return;
   // A prefix that is cached is on attention workers, and in the scratch of the worker that computed it.
   std::vector<TokenId> prompt = Tokens(200, 3);
   ASSERT_TRUE(Generate(*cluster_, GreedyRequest(prompt, 1)).ok());
@@ -247,6 +252,23 @@ TEST_P(GpuRings, AttendToAllTokensOfAGroupOnTheirGpus) {
   EXPECT_EQ(stats.prefix_asked_bytes + stats.prefix_gathered_bytes + stats.prefix_direct_bytes, 0u);
 }
 
+class GpuSwitches : public GpuPrompts {};
+
+// Of one group nothing comes from attention workers, and the bytes are those of the formula.
+TEST_P(GpuSwitches, AttendToSomeHeadsOfAllTokensOfAGroup) {
+  const Case& how = GetParam();
+  const int tokens = how.step_tokens * how.ranks;
+  Measured("one group", ErrorOf(Tokens(tokens, 6), tokens));
+  const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
+  EXPECT_EQ(stats.prefill_groups, 1u);
+  EXPECT_EQ(stats.prefix_asked_bytes + stats.prefix_gathered_bytes + stats.prefix_direct_bytes, 0u);
+  // f N / P (Hq + Hk) (dk + dv) e bytes for each of P ranks and 4 layers: heads of 16 dimensions of 2 bytes.
+  if (how.kv_heads % how.ranks != 0) return;
+  const int heads = 3 * how.kv_heads;
+  EXPECT_EQ(stats.prefix_switch_bytes,
+            static_cast<uint64_t>((how.ranks - 1) * tokens / how.ranks * heads * 32 * 2 * 4));
+}
+
 class RingsOfSeveralGroups : public GpuPrompts {};
 
 // The second one begins in a segment of 64 tokens, the beginning of which rank 0's shard gets from attention workers.
@@ -256,6 +278,18 @@ TEST_P(RingsOfSeveralGroups, BeginWhereTheGroupBeforeEnded) {
   EXPECT_GE(stats.prefill_groups, 2u);
   EXPECT_GT(stats.prefix_ring_bytes, 0u);
   EXPECT_GT(stats.prefix_gathered_bytes, 0u);
+}
+
+class SwitchesOfSeveralGroups : public GpuPrompts {};
+
+// What lies before a group attention workers attend to; gpu_switch_nodes_test has groups that begin inside of a
+// segment.
+TEST_P(SwitchesOfSeveralGroups, BeginWhereTheGroupBeforeEnded) {
+  Measured("several groups", ErrorOf(Tokens(560, 7), 560));
+  const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
+  EXPECT_GE(stats.prefill_groups, 2u);
+  EXPECT_GT(stats.prefix_switch_bytes, 0u);
+  EXPECT_GT(stats.prefix_asked_bytes, 0u);
 }
 
 class OnOneGpu : public GpuPrompts {};
@@ -337,6 +371,8 @@ INSTANTIATE_TEST_SUITE_P(All, OnOneGpu,
 
 constexpr auto kDirect = proto::PrefixExchange::kGatherDirect;
 constexpr auto kRing = proto::PrefixExchange::kRing;
+constexpr auto kSwitch = proto::PrefixExchange::kSwitch;
+constexpr int kPiece = 2 << 20;
 
 INSTANTIATE_TEST_SUITE_P(
     All, GpuRanks,
@@ -363,6 +399,19 @@ INSTANTIATE_TEST_SUITE_P(
              16, 4},
         Case{"ThreeInARingWithRoomForAStep", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kStep, kRing, 64, 1,
              0, 3},
+        Case{"TwoSwitch", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kSwitch, 64, 1, 0, 2},
+        Case{"ThreeSwitch", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple, kSwitch, 64, 2, 0, 3, kPiece,
+             4},
+        Case{"FourSwitch", "llama", true, 2, PlacementPolicy::kTokens, Scratch::kAmple, kSwitch, 64, 2, 0, 4, kPiece,
+             4},
+        Case{"ThreeSwitchWithWindows", "gemma3", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kSwitch, 64, 1,
+             70, 3, kPiece, 3},
+        Case{"FourSwitchWithNarrowWindows", "gemma3", true, 3, PlacementPolicy::kHeads, Scratch::kAmple, kSwitch, 64, 1,
+             16, 4, kPiece, 5},
+        Case{"ThreeSwitchWithRoomForAStep", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kStep, kSwitch, 64, 1,
+             0, 3, kPiece, 3},
+        Case{"TwoSwitchKvOnTheGpu", "llama", false, 1, PlacementPolicy::kRequest, Scratch::kAmple, kSwitch, 64, 1, 0,
+             2},
         Case{"TwoInARingKvOnTheGpu", "llama", false, 1, PlacementPolicy::kRequest, Scratch::kAmple, kRing, 64, 1, 0,
              2}),
     [](const auto& info) { return std::string(info.param.name); });
@@ -378,11 +427,32 @@ INSTANTIATE_TEST_SUITE_P(
                            192, 1, 250, 3}),
     [](const auto& info) { return std::string(info.param.name); });
 
+INSTANTIATE_TEST_SUITE_P(All, GpuSwitches,
+                         ::testing::Values(Case{"OfTwo", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple,
+                                                kSwitch, 128, 1, 0, 2},
+                                           Case{"OfThree", "llama", true, 1, PlacementPolicy::kHeads, Scratch::kStep,
+                                                kSwitch, 128, 1, 0, 3, kPiece, 3},
+                                           Case{"OfThreeThatDoNotDivideTheHeads", "llama", true, 2,
+                                                PlacementPolicy::kHeads, Scratch::kAmple, kSwitch, 128, 1, 0, 3, kPiece,
+                                                5},
+                                           Case{"OfFourWithWindows", "gemma3", true, 1, PlacementPolicy::kRequest,
+                                                Scratch::kAmple, kSwitch, 128, 1, 150, 4, kPiece, 4}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 INSTANTIATE_TEST_SUITE_P(All, RingsOfSeveralGroups,
                          ::testing::Values(Case{"OfTwo", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple,
                                                 kRing, 100, 2, 0, 2},
                                            Case{"OfThree", "gemma3", true, 1, PlacementPolicy::kRequest,
                                                 Scratch::kAmple, kRing, 100, 1, 70, 3}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(All, SwitchesOfSeveralGroups,
+                         ::testing::Values(Case{"OfTwo", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple,
+                                                kSwitch, 100, 2, 0, 2},
+                                           Case{"OfThree", "llama", true, 3, PlacementPolicy::kHeads, Scratch::kAmple,
+                                                kSwitch, 100, 1, 0, 3, kPiece, 4},
+                                           Case{"OfThreeWithWindows", "gemma3", true, 1, PlacementPolicy::kRequest,
+                                                Scratch::kAmple, kSwitch, 100, 1, 70, 3, kPiece, 4}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

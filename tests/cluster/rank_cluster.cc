@@ -18,7 +18,7 @@ RankCluster::RankCluster(NodeModel& model, const RankClusterOptions& options) : 
   }
   scheduler::SchedulerOptions scheduling;
   scheduling.max_num_seqs = 8;
-  scheduling.max_num_batched_tokens = kStepTokens;
+  scheduling.max_num_batched_tokens = options.step_tokens;
   scheduling.max_model_len = 512;
   scheduling.prefill_rank_tokens = 64;
   scheduling.prefill_ranks = proto::kMaxPrefillRanks;  // whatever is predicted
@@ -43,7 +43,7 @@ RankCluster::RankCluster(NodeModel& model, const RankClusterOptions& options) : 
 void RankCluster::AddCompute(int rank, const RankClusterOptions& options) {
   compute::ComputeWorkerOptions worker;
   worker.micro_batches = kMicroBatches;
-  worker.max_step_tokens = kStepTokens;
+  worker.max_step_tokens = options.step_tokens;
   worker.vocab_size = static_cast<int32_t>(model_.loaded->config().vocab_size);
   RankClusterOptions::On on{model_.device.get(), nullptr};
   if (!options.on.empty()) on = options.on[static_cast<size_t>(rank) % options.on.size()];
@@ -58,7 +58,7 @@ void RankCluster::AddCompute(int rank, const RankClusterOptions& options) {
   DT_CHECK(node.ok(), std::string(node.status().message()));
   compute_.push_back(*std::move(node));
   compute_.back()->AddAttentionWorker({WorkerId(0), Epoch(1), NodeId(1)});
-  scheduler_->AddComputeWorker(IdOf(rank), NodeOf(rank));
+  if (rank < options.known_workers) Join(rank);
 }
 
 void RankCluster::Lose(int rank) {

@@ -54,6 +54,8 @@ struct RankClusterOptions {
   std::vector<On> on;                 // compute worker i is on the i-th, modulo their number
   bool rows_on_device = true;         // ComputeWorkerTuning::rank_rows_on_device of those
   uint64_t scratch_bytes = 64 << 20;  // likewise
+  int step_tokens = 128;
+  int known_workers = 1 << 10;  // compute workers that the scheduler knows from the beginning
 };
 
 // Compute workers that divide prompts among each other, a scheduler and an attention worker, all real nodes, in one
@@ -65,6 +67,9 @@ class RankCluster {
   RankCluster(NodeModel& model, const RankClusterOptions& options);
 
   MortalPort& port(int rank) { return *mortal_[2 + rank]; }
+  // The scheduler hears of it only now (known_workers).
+  void Join(int rank) { scheduler_->AddComputeWorker(IdOf(rank), NodeOf(rank)); }
+  uint64_t TokensAttendedBy(int rank) const { return compute_[rank]->core().counters().prompt_tokens_here; }
   // The scheduler and the others hear that it has gone.
   void Lose(int rank);
 
@@ -84,7 +89,6 @@ class RankCluster {
  private:
   static constexpr uint32_t kBlocks = 20000;
   static constexpr int kMicroBatches = 16;
-  static constexpr int kStepTokens = 128;
 
   static WorkerId IdOf(int rank) { return WorkerId(static_cast<uint32_t>(10 + rank)); }
   static NodeId NodeOf(int rank) { return NodeId(static_cast<uint32_t>(2 + rank)); }

@@ -123,7 +123,8 @@ proto::StepPlan RankPlan(const proto::AttentionTable& table, int rank, const std
   return plan;
 }
 
-FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks, bool hand_over_at_end)
+FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks, bool hand_over_at_end,
+                   bool switches_states)
     : id_(static_cast<uint16_t>(rank)),
       core_(table, ProgramFor(table),
             {.micro_batches = 4,
@@ -134,6 +135,7 @@ FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt
              .rank_rows = true,
              .rank_ring = true,
              .rank_switch = true,
+             .rank_state_switch = switches_states,
              .rank_queries = true,
              .key_values_in_flight = hand_over_at_end ? table.op_count() : 4,
              .hand_over_at_end = hand_over_at_end}) {

@@ -19,7 +19,8 @@ class FakeRank {
     Event event;
   };
 
-  FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks, bool hand_over_at_end = false);
+  FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks, bool hand_over_at_end = false,
+           bool switches_states = true);
 
   // Everything that it can do without another rank's frame; returns what it sends to ranks.
   std::vector<ToRank> Feed(Event event);

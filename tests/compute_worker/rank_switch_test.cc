@@ -153,6 +153,20 @@ TEST(RankSwitch, MoreRanksThanKvHeadsAreRefused) {
                           "5 ranks, or gather-direct"));
 }
 
+// One on a GPU: the scheduler may not know that it is.
+TEST(RankSwitch, AWorkerThatSwitchesNoStatesHandsThemOnInPlaceOfThat) {
+  FakeRank first(0, Table(), 1, /*hand_over_at_end=*/false, /*switches_states=*/false);
+  const std::vector<Position> cuts = {0, 64, 128};
+  first.Feed(
+      PlanArrived{RankPlan(Table(), 0, cuts, 10, proto::PrefixExchange::kSwitch, proto::LinearExchange::kSwitch)});
+  for (const int op : {0, 1}) {
+    first.Feed(HeadsFrom(1, 0, op, cuts, 10));
+    const auto sent = first.Feed(OutputsFrom(1, 0, op, cuts, 10));
+    EXPECT_EQ(CountOf<RankStateArrived>(sent), op + 1 == kLinearOp ? 1 : 0);
+    EXPECT_EQ(CountOf<RankHeadsArrived>(sent), 1) << "of the next softmax op";
+  }
+}
+
 // The most that other ranks send of one op.
 int64_t MostOfAnOp(const std::vector<Position>& cuts, int rank) {
   size_t most = 0;

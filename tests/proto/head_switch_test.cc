@@ -90,6 +90,8 @@ TEST(HeadSwitch, SubtreesAreThoseThatEachTokenSees) {
       EXPECT_EQ(SubtreesOf(tokens, window, 64), nodes) << window << ", " << tokens.begin;
       const SoftmaxSpec spec = Spec(2, 3, window);
       EXPECT_EQ(HeadOutputBytes(spec, tokens, 64, 3), nodes * 6 * (24 + 2) * 4);
+      EXPECT_EQ(HeadOutputBytes(spec, tokens, 64, 3, HeadPartials::kOfTokens),
+                (tokens.end - tokens.begin) * 6 * (24 + 2) * 4);
       EXPECT_EQ(HeadOutputBytes(spec, tokens, 0, 3), (tokens.end - tokens.begin) * 6 * 24 * 2) << "o itself";
     }
 }
@@ -102,6 +104,10 @@ TEST(HeadSwitch, EarlierTokensOfTheFirstSegmentGoToAllButRankZero) {
             HeadRowsBytes(spec, {192, 300}, 192, 2) + HeadOutputBytes(spec, {100, 192}, 64, 2));
   EXPECT_EQ(SwitchBytesTo(spec, second),
             HeadRowsBytes(spec, {100, 192}, 64, 2) + HeadOutputBytes(spec, {192, 300}, 64, 2));
+  SwitchRank of_tokens = second;
+  of_tokens.partials = HeadPartials::kOfTokens;
+  EXPECT_EQ(SwitchBytesTo(spec, of_tokens),
+            HeadRowsBytes(spec, {100, 192}, 64, 2) + HeadOutputBytes(spec, {192, 300}, 64, 2, HeadPartials::kOfTokens));
   EXPECT_EQ(HeadRowsBytes(spec, {100, 192}, 64, 2) - HeadRowsBytes(spec, {100, 192}, 100, 2), 36 * 2 * (16 + 24) * 2);
 }
 
