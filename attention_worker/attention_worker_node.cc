@@ -8,6 +8,7 @@
 #include "attention_worker/cpu/attention_executor.h"
 #include "base/log.h"
 #include "exchange/cuda/shared_gpu.h"
+#include "exchange/divided_payloads.h"
 #include "proto/gather_frames.h"
 #include "proto/trace_frame.h"
 
@@ -99,14 +100,34 @@ absl::Status AttentionWorkerNode::Perform(const PrepareStep& prepare) {
   return between != nullptr ? RunOps(prepare.micro_batch, *between->peers.front()) : absl::OkStatus();
 }
 
+// kInvalidArgument: the payloads of a step do not fit into its slots.
+absl::Status AttentionWorkerNode::CheckRoom(MicroBatchId id, const exchange::GpuExchange& peer) const {
+  const size_t slot_bytes = peer.room().slot_bytes();
+  for (int g = 0; g < core_.table().group_count(); ++g) {
+    const LayerGroup group(static_cast<uint16_t>(g));
+    const proto::StepLayout& layout = core_.LayoutOf(id, group);
+    auto query = static_cast<size_t>(layout.query_bytes), answer = static_cast<size_t>(layout.partial_bytes);
+    const bool whole = std::all_of(layout.items.begin(), layout.items.end(),
+                                   [](const proto::ShardStep& item) { return item.tokens.whole(); });
+    if (!whole) {
+      const exchange::DividedPayloads payloads = exchange::DividedPayloadsOf(layout, core_.table().softmax(group));
+      query = static_cast<size_t>(payloads.query_bytes);
+      answer = static_cast<size_t>(payloads.answer_bytes);
+    }
+    if (query > peer.key_value_at() || answer > slot_bytes ||
+        peer.key_value_at() + static_cast<size_t>(layout.key_value_bytes) > slot_bytes)
+      return InvalidArgument("a step of more rows than its exchange has room for");
+  }
+  return absl::OkStatus();
+}
+
 // All ops at once: kernels wait for q, k and v of each in this worker's slot, and store o into the peer's.
 absl::Status AttentionWorkerNode::RunOps(MicroBatchId id, const exchange::GpuExchange& peer) {
+  DT_RETURN_IF_ERROR(CheckRoom(id, peer));
   while (const std::optional<int> op = core_.TakeOp(id)) {
     const proto::StepLayout& layout = core_.LayoutOf(id, core_.table().op_group[*op]);
     const std::byte* const slot = peer.own_slot(id);
     const auto query = static_cast<size_t>(layout.query_bytes), key_value = static_cast<size_t>(layout.key_value_bytes);
-    if (query > peer.key_value_at() || peer.key_value_at() + key_value > peer.room().slot_bytes())
-      return InvalidArgument("a step of more rows than its exchange has room for");
     DT_RETURN_IF_ERROR(executor_->TakeQuery(id, *op, {slot, query}));
     DT_RETURN_IF_ERROR(executor_->AppendAndFinish(id, *op, {slot + peer.key_value_at(), key_value}).status());
   }

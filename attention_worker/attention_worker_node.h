@@ -93,6 +93,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   absl::Status CheckSeam(const transport::Delivery& delivery) const;
   exchange::Seam SeamOf(const PrepareStep& prepare) const;
   absl::Status Perform(const PrepareStep& prepare);
+  absl::Status CheckRoom(MicroBatchId id, const exchange::GpuExchange& peer) const;
   absl::Status RunOps(MicroBatchId id, const exchange::GpuExchange& peer);
   void EndFailed(const transport::Delivery& delivery);
   absl::Status Perform(Action& action);

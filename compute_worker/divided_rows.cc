@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "exchange/divided_payloads.h"
+
 namespace dovetail::compute {
 namespace {
 
@@ -10,11 +12,9 @@ using Tensor = DividedRows::Tensor;
 
 // Why an item cannot be exchanged by GPUs; OK: it can.
 absl::Status CheckItem(const proto::ShardStep& item) {
-  if (!item.tokens.whole())
-    return FailedPrecondition("a sequence is divided by tokens, whose partial results are joined on the host");
   if (item.states != proto::StateExchange::kTokens)
     return FailedPrecondition("the linear layers of a prompt run on the compute worker, and states cross");
-  if (!item.finished() || item.gather_count > 0 || item.rows.q_count == 0)
+  if (item.attend_end != proto::kOpenEnd || item.gather_count > 0 || item.rows.q_count == 0)
     return FailedPrecondition("a prompt of a divided sequence is attended on the compute worker");
   return absl::OkStatus();
 }
@@ -53,6 +53,7 @@ struct ItemRows {
   int part = 0;
   int64_t row = 0;  // of the step: the entry's first
   const proto::ShardStep* item = nullptr;
+  const exchange::DividedPayloads::Item* payload = nullptr;
   const proto::SoftmaxSpec* spec = nullptr;
 
   int64_t element() const { return static_cast<int64_t>(SizeOf(spec->kv)); }
@@ -64,7 +65,7 @@ struct ItemRows {
   }
   Copy Query() const {
     return QueryHeads(spec->key_dim)
-        .Rows(part, Tensor::kQuery, row + item->rows.q_first, item->rows.q_count, item->query_offset);
+        .Rows(part, Tensor::kQuery, row + item->rows.q_first, item->rows.q_count, payload->query_at);
   }
   Copy Key() const {
     return KvHeads(spec->key_dim)
@@ -76,16 +77,46 @@ struct ItemRows {
   }
   Copy Output() const {
     return QueryHeads(spec->value_dim)
-        .Rows(part, Tensor::kOutput, row + item->rows.q_first, item->rows.q_count, item->partial_offset);
+        .Rows(part, Tensor::kOutput, row + item->rows.q_first, item->rows.q_count, payload->o_at);
   }
 };
 
+void AddPartial(const ItemRows& rows, DividedRows::Group& group) {
+  const proto::ShardStep& item = *rows.item;
+  const int64_t row_bytes = int64_t{rows.spec->query_heads} * rows.spec->value_dim * rows.element();
+  const int first_head = item.kv_heads.begin * rows.spec->group_size();
+  const int64_t o_at = rows.row * row_bytes + first_head * rows.spec->value_dim * rows.element();
+  auto join = std::find_if(group.joins.begin(), group.joins.end(), [&](const DividedRows::Join& other) {
+    return other.o_at == o_at && other.heads == item.query_heads;
+  });
+  if (join == group.joins.end()) {
+    group.joins.push_back({.o_at = o_at, .first_head = first_head, .heads = item.query_heads, .rows = item.q_len});
+    join = group.joins.end() - 1;
+  }
+  join->partials.push_back(
+      {rows.part, rows.payload->o_at, rows.payload->ml_at, item.rows.q_first, item.rows.q_count, item.tokens.begin});
+}
+
 // One kind of copies after the other, so that those of neighbouring items may become one.
 void AddItems(const std::vector<ItemRows>& items, DividedRows::Group& group) {
-  for (const ItemRows& item : items) Add(item.Query(), group.leaving);
+  for (const ItemRows& item : items)
+    if (!item.payload->shares_query) Add(item.Query(), group.leaving);
   for (const ItemRows& item : items) Add(item.Key(), group.leaving);
   for (const ItemRows& item : items) Add(item.Value(), group.leaving);
-  for (const ItemRows& item : items) Add(item.Output(), group.arriving);
+  for (const ItemRows& item : items) {
+    if (item.item->finished())
+      Add(item.Output(), group.arriving);
+    else
+      AddPartial(item, group);
+  }
+}
+
+void SortJoins(DividedRows::Group& group) {
+  for (DividedRows::Join& join : group.joins) {
+    std::sort(join.partials.begin(), join.partials.end(),
+              [](const DividedRows::Partial& a, const DividedRows::Partial& b) { return a.begin < b.begin; });
+    group.joined_rows_and_heads = std::max(group.joined_rows_and_heads, int64_t{join.rows} * join.heads);
+  }
 }
 
 }  // namespace
@@ -100,6 +131,9 @@ absl::Status DivideRows(const ComputeWorkerCore& core, MicroBatchId id, DividedR
     row_begin.push_back(rows);
     rows += static_cast<int64_t>(entry.tokens.size());
   }
+  divided.query_bytes.assign(parts.size(), 0);
+  divided.key_value_bytes.assign(parts.size(), 0);
+  divided.answer_bytes.assign(parts.size(), 0);
   divided.groups.resize(static_cast<size_t>(core.table().group_count()));
   std::vector<ItemRows> items;
   for (size_t g = 0; g < divided.groups.size(); ++g) {
@@ -107,17 +141,27 @@ absl::Status DivideRows(const ComputeWorkerCore& core, MicroBatchId id, DividedR
     group.parts.clear();
     group.leaving.clear();
     group.arriving.clear();
+    group.joins.clear();
+    group.joined_rows_and_heads = 0;
     const proto::SoftmaxSpec& spec = core.table().softmax(LayerGroup(static_cast<uint16_t>(g)));
     for (size_t p = 0; p < parts.size(); ++p) {
+      const proto::StepLayout& layout = parts[p].layouts[g];
+      if (layout.items.empty()) continue;
+      const exchange::DividedPayloads payloads = exchange::DividedPayloadsOf(layout, spec);
       items.clear();
-      for (const proto::ShardStep& item : parts[p].layouts[g].items) {
+      for (size_t i = 0; i < layout.items.size(); ++i) {
+        const proto::ShardStep& item = layout.items[i];
         DT_RETURN_IF_ERROR(CheckItem(item));
-        items.push_back({static_cast<int>(p), row_begin[static_cast<size_t>(item.entry)], &item, &spec});
+        items.push_back(
+            {static_cast<int>(p), row_begin[static_cast<size_t>(item.entry)], &item, &payloads.items[i], &spec});
       }
-      if (items.empty()) continue;
       group.parts.push_back(static_cast<int>(p));
       AddItems(items, group);
+      divided.query_bytes[p] = std::max(divided.query_bytes[p], payloads.query_bytes);
+      divided.key_value_bytes[p] = std::max(divided.key_value_bytes[p], layout.key_value_bytes);
+      divided.answer_bytes[p] = std::max(divided.answer_bytes[p], payloads.answer_bytes);
     }
+    SortJoins(group);
   }
   return absl::OkStatus();
 }

@@ -17,8 +17,8 @@ absl::Status GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
                              const std::function<std::string_view(NodeId)>& gpu_of, PeerRows& rows) {
   const std::vector<WorkerPart>& parts = core.PartsOf(id);
   if (parts.size() > kernels::cuda::kMostExchangePeers)
-    return FailedPrecondition("a step's sequences lie on ", parts.size(), " attention workers; ",
-                              kernels::cuda::kMostExchangePeers, " is the most");
+    return FailedPrecondition("a step's sequences lie on more than ", kernels::cuda::kMostExchangePeers,
+                              " attention workers");
   std::array<std::string_view, kernels::cuda::kMostExchangePeers> gpus;
   for (size_t p = 0; p < parts.size(); ++p) {
     gpus[p] = gpu_of(parts[p].node);
@@ -29,9 +29,27 @@ absl::Status GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
   rows.divides = !SpreadRows(core, id, rows.spread);
   if (rows.divides) return DivideRows(core, id, rows.divided);
   if (!core.PromptsOf(id).empty() && rows.spread.runs.size() > kMostPromptRuns)
-    return FailedPrecondition("prompts and decodes of a step lie in ", rows.spread.runs.size(), " runs of rows; ",
-                              kMostPromptRuns, " is the most");
+    return FailedPrecondition("rows of a step's prompts and of its decodes take turns more than ", kMostPromptRuns,
+                              " times");
   return absl::OkStatus();
+}
+
+// Partial results of many rows are larger than o. kFailedPrecondition: some slot is too small.
+absl::Status PeerCrossing::CheckRoom(const std::vector<WorkerPart>& parts) const {
+  bool fits_all = true;
+  for (const DividedRows::Group& group : rows_.divided.groups)
+    fits_all = fits_all && group.joined_rows_and_heads <= kernels::cuda::kMostJoinUnits;
+  for (size_t p = 0; fits_all && p < parts.size(); ++p) {
+    const GpuExchange& peer = *links_.With(parts[p].node);
+    const auto fits = [](int64_t bytes, size_t room) { return static_cast<size_t>(bytes) <= room; };
+    const size_t slot = peer.room().slot_bytes();
+    fits_all = fits(rows_.divided.query_bytes[p], peer.key_value_at()) &&
+               fits(rows_.divided.key_value_bytes[p], slot - peer.key_value_at()) &&
+               fits(rows_.divided.answer_bytes[p], slot);
+  }
+  if (fits_all) return absl::OkStatus();
+  return FailedPrecondition("many rows of a step are of sequences divided by tokens, whose partial results are more ",
+                            "than an exchange has room for");
 }
 
 absl::StatusOr<bool> PeerCrossing::Takes(MicroBatchId id) {
@@ -52,7 +70,9 @@ absl::StatusOr<bool> PeerCrossing::Takes(MicroBatchId id) {
   };
   std::vector<GpuExchange*>& peers = peers_[id.value()];
   peers.clear();
-  if (const absl::Status may = GpusMayExchange(core_, id, gpu_of, rows_); !may.ok()) {
+  absl::Status may = GpusMayExchange(core_, id, gpu_of, rows_);
+  if (may.ok() && rows_.divides) may = CheckRoom(parts);
+  if (!may.ok()) {
     if (!may.message().empty() && told_.insert(std::string(may.message())).second)
       LogInfo("steps cross between GPUs through the hosts where ", std::string(may.message()));
     return false;

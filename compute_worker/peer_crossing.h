@@ -39,6 +39,8 @@ class PeerCrossing final : public Crossing {
   void EndFailed(MicroBatchId id, StepId step) override;
 
  private:
+  absl::Status CheckRoom(const std::vector<WorkerPart>& parts) const;
+
   const ComputeWorkerCore& core_;
   const GpuLinks& links_;
   transport::Port& port_;

@@ -158,19 +158,22 @@ absl::Status CudaAttentionExecutor::PeerCrossing::Begin(MicroBatchId id, MicroBa
 }
 
 // Waits for q, k and v with the append; o is stored into the peer's memory as it is computed. Of a prompt that the
-// compute worker attends k and v are all that comes, and the number all that goes.
+// compute worker attends k and v are all that comes, and the number all that goes. A token shard to which the step
+// appends nothing waits for q alone.
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(MicroBatchId id, int op,
                                                                               std::span<const std::byte> payload,
                                                                               MicroBatch& batch) {
   const LayerGroup group = executor_.core_.table().op_group[op];
   const GroupStep& step = batch.groups[group.value()];
-  if (!step.partials.empty() || step.appends.empty())
-    return Internal("attention op ", op, ": a step of divided sequences cannot stay on GPUs");
   AttendRecord record = RecordOf(op, payload.data(), batch);
   record.appends = WordOf(step.appends, 0);
   record.answer = steps_[id.value()].peer->peer_slot(id);
   record.end = steps_[id.value()].peer->End(id);
-  record.waits_apart = steps_[id.value()].waits_apart ? 1 : 0;
+  record.waits_apart = steps_[id.value()].waits_apart || step.appends.empty() ? 1 : 0;
+  if (!step.partials.empty()) {
+    record.partials_there = step.partials_there;
+    record.ml_there = step.ml_there;
+  }
   DT_RETURN_IF_ERROR(
       batch.work->Add(*batch.stream, record, [](CudaStream& stream, const AttendRecord& r) -> absl::Status {
         const LayerGroup of(r.group);

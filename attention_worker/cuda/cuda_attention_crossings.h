@@ -50,6 +50,7 @@ class CudaAttentionExecutor::Crossing {
     const kernels::cuda::DeviceAttentionItem* items = nullptr;
     const int32_t *positions = nullptr, *row_items = nullptr;
     uint64_t offset = 0, appends = 0, launches = 0;
+    int64_t partials_there = 0, ml_there = 0;  // of a step between GPUs with token shards
     kernels::cuda::ExchangeEnd end;
     int32_t op = 0, op_index = 0;
     uint16_t group = 0, is_appended = 0, waits_apart = 0, unused = 0;

@@ -8,6 +8,7 @@
 #include "attention_worker/cuda/cuda_attention_crossings.h"
 #include "attention_worker/cuda/gather_rows.h"
 #include "base/check.h"
+#include "exchange/divided_payloads.h"
 #include "kernels/cuda/rows/row_ops.h"
 
 namespace dovetail::attention {
@@ -282,7 +283,29 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
                              shard.nodes * shard.query_heads * 2});
     floats += shard.nodes * node;
   }
+  if (!step.partials.empty() && !micro_batches_[id.value()].crossing->answers_are_here())
+    PlaceBetweenGpus(layout, spec, step, items);
   return items;
+}
+
+void CudaAttentionExecutor::PlaceBetweenGpus(const proto::StepLayout& layout, const proto::SoftmaxSpec& spec,
+                                             GroupStep& step, std::vector<CudaAttentionItem>& items) {
+  const exchange::DividedPayloads payloads = exchange::DividedPayloadsOf(layout, spec);
+  step.partials_there = payloads.partials_at;
+  step.ml_there = payloads.ml_at;
+  auto item = items.begin();
+  for (size_t i = 0; i < layout.items.size(); ++i) {
+    if (layout.items[i].rows.q_count == 0) continue;
+    const exchange::DividedPayloads::Item& at = payloads.items[i];
+    item->q_offset = at.query_at / kElement;
+    item->o_offset = at.o_at / kElement;
+    if (item->partial) {
+      const int64_t row_bytes = int64_t{layout.items[i].query_heads} * spec.value_dim * int64_t{sizeof(float)};
+      item->node_a_row = true;
+      item->first_node = static_cast<int32_t>((at.o_at - payloads.partials_at) / row_bytes);
+    }
+    ++item;
+  }
 }
 
 absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, LayerGroup group, int op_index) {
@@ -332,7 +355,7 @@ absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, Lay
   const std::vector<CudaAttentionItem> attended = ItemsOf(id, group, SinksOf(group, op_index), blocks);
   if (attended.empty()) return absl::OkStatus();
   step.attends = true;
-  if (!step.partials.empty()) {
+  if (!step.partials.empty() && batch.crossing->answers_are_here()) {
     const PartialCopy& last = step.partials.back();
     const int64_t o_floats = last.from_o + last.o_floats;
     DT_RETURN_IF_ERROR(Grow(batch.partial_floats, (o_floats + last.from_ml + last.ml_floats + 4) * sizeof(float)));
@@ -388,7 +411,10 @@ absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, 
   kernels::cuda::CudaAttentionRun run;
   run.q = query;
   run.o = elsewhere != nullptr ? elsewhere : batch.partial->data();
-  if (!step.partials.empty()) {
+  if (!step.partials.empty() && elsewhere != nullptr) {
+    run.partial_o = reinterpret_cast<float*>(elsewhere + step.partials_there);
+    run.partial_ml = reinterpret_cast<float*>(elsewhere + step.ml_there);
+  } else if (!step.partials.empty()) {
     run.partial_o = reinterpret_cast<float*>(batch.partial_floats->data());
     run.partial_ml = run.partial_o + step.ml_at;
   }

@@ -71,7 +71,10 @@ class CudaAttentionExecutor final : public AttentionBackend {
     std::unique_ptr<kernels::cuda::StagedUpload> tables;  // block pointers, append items, their positions
     std::vector<AppendRun> appends;
     std::vector<PartialCopy> partials;
-    int64_t ml_at = 0;      // floats from the first o of the partials to their first m and l
+    int64_t ml_at = 0;  // floats from the first o of the partials to their first m and l
+    // Of a step between GPUs with token shards (exchange/divided_payloads.h): bytes into the answer to the first o of
+    // the partials, and to their first m and l.
+    int64_t partials_there = 0, ml_there = 0;
     bool attends = false;   // some rows have queries
     bool finishes = false;  // some answers are o itself
     // The blocks of op i lie op_step bytes times i from those of the group's first op, for all items alike; else tables
@@ -119,6 +122,9 @@ class CudaAttentionExecutor final : public AttentionBackend {
                                                         const std::vector<const std::byte* const*>& blocks);
   Crossing& CrossingOf(const exchange::Seam& seam) const;
   static bool OnDevice(const MicroBatch& batch);  // payloads are device memory
+  // Of a step between GPUs with token shards: queries and answers of `items` lie elsewhere, one partial result a row.
+  static void PlaceBetweenGpus(const proto::StepLayout& layout, const proto::SoftmaxSpec& spec, GroupStep& step,
+                               std::vector<kernels::cuda::CudaAttentionItem>& items);
   absl::Status UploadSinks();
   const float* SinksOf(LayerGroup group, int op_index) const;  // on the device, or null
   absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value,

@@ -9,6 +9,8 @@ namespace dovetail::compute {
 using exchange::GpuExchange;
 using kernels::cuda::ExchangeCopy;
 using kernels::cuda::ExchangeFan;
+using kernels::cuda::ExchangeJoin;
+using kernels::cuda::ExchangePartial;
 using kernels::cuda::StepWork;
 
 namespace {
@@ -35,6 +37,7 @@ absl::Status CudaDividedRows::Plan(const ComputeWorkerCore& core, MicroBatchId i
   for (size_t g = 0; g < groups_.size(); ++g) {
     groups_[g].leaving_splits = SplitsOf(rows_.groups[g].leaving);
     groups_[g].arriving_splits = SplitsOf(rows_.groups[g].arriving);
+    for (const DividedRows::Join& join : rows_.groups[g].joins) groups_[g].partial_count += join.partials.size();
   }
   return absl::OkStatus();
 }
@@ -44,6 +47,8 @@ void CudaDividedRows::AddTo(kernels::cuda::UploadLayout& layout) {
     groups_[g].fan_at = layout.Add<ExchangeFan>(1);
     groups_[g].leaving_at = layout.Add<ExchangeCopy>(rows_.groups[g].leaving.size());
     groups_[g].arriving_at = layout.Add<ExchangeCopy>(rows_.groups[g].arriving.size());
+    groups_[g].joins_at = layout.Add<ExchangeJoin>(rows_.groups[g].joins.size());
+    groups_[g].partials_at = layout.Add<ExchangePartial>(groups_[g].partial_count);
   }
 }
 
@@ -91,17 +96,40 @@ void CudaDividedRows::Fill(std::byte* host, const std::byte* device, const CudaB
     group.fan = reinterpret_cast<const ExchangeFan*>(device + group.fan_at);
     group.leaving = fill(rows.leaving, group.leaving_at);
     group.arriving = fill(rows.arriving, group.arriving_at);
+    FillJoins(rows, batch, host, device, group);
   }
+}
+
+void CudaDividedRows::FillJoins(const DividedRows::Group& rows, const CudaBatch& batch, std::byte* host,
+                                const std::byte* device, Group& group) const {
+  auto* join = reinterpret_cast<ExchangeJoin*>(host + group.joins_at);
+  auto* partial = reinterpret_cast<ExchangePartial*>(host + group.partials_at);
+  int32_t first = 0;
+  for (const DividedRows::Join& from : rows.joins) {
+    const auto count = static_cast<int32_t>(from.partials.size());
+    *join++ = {batch.lane->attended->data() + from.o_at, from.rows, from.heads, from.first_head, first, count};
+    first += count;
+    for (const DividedRows::Partial& of : from.partials) {
+      const std::byte* const answer = peers_[static_cast<size_t>(of.part)]->own_slot(batch.id);
+      *partial++ = {reinterpret_cast<const float*>(answer + of.o_at), reinterpret_cast<const float*>(answer + of.ml_at),
+                    of.first_row, of.rows};
+    }
+  }
+  group.joins = reinterpret_cast<const ExchangeJoin*>(device + group.joins_at);
+  group.partials = reinterpret_cast<const ExchangePartial*>(device + group.partials_at);
 }
 
 std::array<uint64_t, 3> CudaDividedRows::Words() const {
   uint64_t counts = 1, places = 1;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
-    for (const size_t value : {rows_.groups[g].leaving.size(), rows_.groups[g].arriving.size(),
-                               static_cast<size_t>(group.leaving_splits), static_cast<size_t>(group.arriving_splits)})
+    const DividedRows::Group& rows = rows_.groups[g];
+    for (const size_t value :
+         {rows.leaving.size(), rows.arriving.size(), rows.joins.size(), static_cast<size_t>(rows.joined_rows_and_heads),
+          static_cast<size_t>(group.leaving_splits), static_cast<size_t>(group.arriving_splits)})
       counts = Mixed(counts, value);
-    for (const size_t at : {group.fan_at, group.leaving_at, group.arriving_at}) places = Mixed(places, at);
+    for (const size_t at : {group.fan_at, group.leaving_at, group.arriving_at, group.joins_at, group.partials_at})
+      places = Mixed(places, at);
   }
   return {counts, places, StepWork::Word(groups_[0].fan)};
 }
@@ -113,12 +141,30 @@ absl::Status CudaDividedRows::Leave(int op, LayerGroup of, CudaBatch& batch) con
       batch.stream(), {group.fan, group.leaving, count, group.leaving_splits, static_cast<uint32_t>(op)});
 }
 
-absl::StatusOr<const void*> CudaDividedRows::Arrive(int op, LayerGroup of, CudaBatch& batch) const {
+absl::StatusOr<const void*> CudaDividedRows::Arrive(int op, const proto::AttentionTable& table, const float* sinks,
+                                                    CudaBatch& batch) const {
+  const LayerGroup of = table.op_group[op];
   const Group& group = groups_[of.value()];
-  const auto count = static_cast<int32_t>(rows_.groups[of.value()].arriving.size());
+  const DividedRows::Group& rows = rows_.groups[of.value()];
   DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwaitAll(batch.stream(), {group.fan, static_cast<uint32_t>(op)}));
-  DT_RETURN_IF_ERROR(
-      kernels::cuda::ExchangeCopies(batch.stream(), {nullptr, group.arriving, count, group.arriving_splits, 0}));
+  if (!rows.arriving.empty()) {
+    const auto count = static_cast<int32_t>(rows.arriving.size());
+    DT_RETURN_IF_ERROR(
+        kernels::cuda::ExchangeCopies(batch.stream(), {nullptr, group.arriving, count, group.arriving_splits, 0}));
+  }
+  if (!rows.joins.empty()) {
+    const proto::SoftmaxSpec& spec = table.softmax(of);
+    kernels::cuda::ExchangeJoinsLaunch join;
+    join.joins = group.joins;
+    join.partials = group.partials;
+    join.sinks = sinks;
+    join.o_row_step = int64_t{spec.query_heads} * spec.value_dim;
+    join.o_type = spec.kv == DType::kBF16 ? kernels::cuda::WireType::kBF16 : kernels::cuda::WireType::kF16;
+    join.count = static_cast<int32_t>(rows.joins.size());
+    join.units = static_cast<int32_t>(rows.joined_rows_and_heads);
+    join.value_dim = spec.value_dim;
+    DT_RETURN_IF_ERROR(kernels::cuda::ExchangeJoins(batch.stream(), join));
+  }
   return batch.lane->attended->data();
 }
 

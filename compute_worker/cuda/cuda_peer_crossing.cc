@@ -38,11 +38,27 @@ absl::StatusOr<std::unique_ptr<CudaPeerCrossing>> CudaPeerCrossing::Create(const
   DT_ASSIGN_OR_RETURN(made->turn_, device.Allocate(sizeof(turn)));
   DT_RETURN_IF_ERROR(stream.Copy(made->turn_->data(), &turn, sizeof(turn)));
   DT_RETURN_IF_ERROR(stream.SynchronizeStatus());
+  DT_RETURN_IF_ERROR(made->UploadSinks(stream));
   for (Step& step : made->steps_) {
     DT_ASSIGN_OR_RETURN(step.begun, device.CreateEvent(/*timed=*/true));
     DT_ASSIGN_OR_RETURN(step.ended, device.CreateEvent(/*timed=*/true));
   }
   return made;
+}
+
+absl::Status CudaPeerCrossing::UploadSinks(CudaStream& stream) {
+  sinks_.resize(static_cast<size_t>(table_.op_count()));
+  for (int op = 0; op < table_.op_count(); ++op) {
+    if (table_.sinks(op) == nullptr) continue;
+    const size_t bytes = table_.constants[op].sinks.size() * sizeof(float);
+    DT_ASSIGN_OR_RETURN(sinks_[op], stream.device().Allocate(bytes));
+    DT_RETURN_IF_ERROR(stream.Copy(sinks_[op]->data(), table_.sinks(op), bytes));
+  }
+  return stream.SynchronizeStatus();
+}
+
+const float* CudaPeerCrossing::SinksOf(int op) const {
+  return sinks_[op] != nullptr ? reinterpret_cast<const float*>(sinks_[op]->data()) : nullptr;
 }
 
 CudaPeerCrossing::~CudaPeerCrossing() {
@@ -173,7 +189,7 @@ absl::StatusOr<const void*> CudaPeerCrossing::Arrive(int op, const std::vector<W
   const Step& step = StepOf(batch);
   const auto number = static_cast<uint32_t>(op);
   if (step.attends) return prompts_->Arrive(op, batch);
-  if (step.divides) return step.divided.Arrive(op, table_.op_group[op], batch);
+  if (step.divides) return step.divided.Arrive(op, table_, SinksOf(op), batch);
   if (step.fan == nullptr) {
     DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(batch.stream(), {step.only()->End(batch.id), number}));
     return arriving;

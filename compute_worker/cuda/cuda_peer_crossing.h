@@ -88,6 +88,8 @@ class CudaPeerCrossing final : public CudaCrossing {
 
   Step& StepOf(const CudaBatch& batch) { return steps_[batch.id.value()]; }
   const Step& StepOf(const CudaBatch& batch) const { return steps_[batch.id.value()]; }
+  absl::Status UploadSinks(kernels::cuda::CudaStream& stream);
+  const float* SinksOf(int op) const;  // on the device, or null
   CudaLane* LaneFor(MicroBatchId id);
   absl::Status Await(int op, CudaBatch& batch);
   absl::Status FetchStatus(CudaBatch& batch);
@@ -102,7 +104,8 @@ class CudaPeerCrossing final : public CudaCrossing {
   std::vector<Step> steps_;                             // by micro-batch
   std::unique_ptr<kernels::Buffer> turn_;               // a kernels::cuda::ExchangeTurn
   TurnChoice turns_;
-  std::unique_ptr<CudaPeerPrompts> prompts_;  // null: all are attended on attention workers
+  std::vector<std::unique_ptr<kernels::Buffer>> sinks_;  // by op, where it has any
+  std::unique_ptr<CudaPeerPrompts> prompts_;             // null: all are attended on attention workers
 };
 
 }  // namespace dovetail::compute

@@ -104,6 +104,7 @@ constexpr Backend kBackend = {
     .exchange_gather = LaunchExchangeGather,
     .exchange_copies = LaunchExchangeCopies,
     .copy_runs = LaunchCopyRuns,
+    .exchange_joins = LaunchExchangeJoins,
     .ucx_peer_pointer = UcxPeerPointer,
 };
 

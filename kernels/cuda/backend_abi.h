@@ -173,6 +173,7 @@ struct Backend {
   int (*exchange_gather)(const ExchangeGatherLaunch* launch, void* stream);
   int (*exchange_copies)(const ExchangeCopiesLaunch* launch, void* stream);
   int (*copy_runs)(const CopyRunsLaunch* launch, void* stream);
+  int (*exchange_joins)(const ExchangeJoinsLaunch* launch, void* stream);
   // exchange_launches.h; -1 in a library built without UCX's device API.
   int (*ucx_peer_pointer)(int device, void* list, unsigned index, void** pointer);
 };

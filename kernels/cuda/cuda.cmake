@@ -18,7 +18,7 @@ if(DOVETAIL_HAS_CUDA)
   dovetail_cuda_objects(KERNELS_CUDA_OBJECTS
       cuda/attention/attention_bf16.cu cuda/attention/attention_e4m3.cu cuda/attention/attention_f16.cu
       cuda/attention/merge.cu cuda/attention/pack_heads.cu cuda/attention/prefill.cu cuda/attention/prefill_join.cu
-      cuda/exchange/copy_runs.cu cuda/exchange/exchange.cu
+      cuda/exchange/copy_runs.cu cuda/exchange/exchange.cu cuda/exchange/exchange_joins.cu
       cuda/experts/expert_ops.cu cuda/experts/gated_add.cu cuda/experts/grouped_product.cu
       cuda/experts/route.cu cuda/experts/route_cluster.cu
       cuda/products/gated_product.cu cuda/products/quant_gemm_bf16.cu cuda/products/quant_gemm_f16.cu

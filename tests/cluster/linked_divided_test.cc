@@ -23,13 +23,13 @@ class LinkedDivided : public LinkedTest {
   }
   // Several at once, of unlike lengths, some of which end before others.
   void ExpectTheSameOfSeveral(const char* what) {
-    constexpr int kRequests = 4;
+    constexpr int kRequests = 3;
     std::vector<uint64_t> requests;
     for (int i = 0; i < kRequests; ++i)
-      requests.push_back(linked_->Submit(Tokens(20 + 45 * i, 3 + i), 6 + 5 * i, 0, /*logits_of_output=*/true));
+      requests.push_back(linked_->Submit(Tokens(30 + 60 * i, 3 + i), 6 + 4 * i, 0, /*logits_of_output=*/true));
     for (int i = 0; i < kRequests; ++i) {
       ASSERT_TRUE(linked_->UntilTheEndOf(requests[i])) << what;
-      ExpectOfOneGpu(what, requests[i], Tokens(20 + 45 * i, 3 + i), 0, 6 + 5 * i);
+      ExpectOfOneGpu(what, requests[i], Tokens(30 + 60 * i, 3 + i), 0, 6 + 4 * i);
     }
   }
 };
@@ -37,9 +37,34 @@ class LinkedDivided : public LinkedTest {
 TEST_F(LinkedDivided, ByHeadsOverTwoAndThreeGpusHaveTheLogitsOfOne) {
   for (const int workers : {2, 3}) {
     ASSERT_NO_FATAL_FAILURE(Start(Divided(PlacementPolicy::kHeads, workers)));
-    ExpectTheSame("a prompt and its decodes", Tokens(150, 1), 150, 24);
+    ExpectTheSame("a prompt and its decodes", Tokens(150, 1), 150, 12);
     ExpectTheSameOfSeveral("several");
     ExpectNothingThroughHosts();
+  }
+}
+
+// Their prompts go through the hosts: partial results of so many rows are larger than a slot. A shard is 64 tokens
+// long, so each of the workers has several of a sequence, and the last one changes as it grows.
+TEST_F(LinkedDivided, ByTokensOverTwoAndThreeGpusHaveTheLogitsOfOne) {
+  for (const int workers : {2, 3}) {
+    ASSERT_NO_FATAL_FAILURE(Start(Divided(PlacementPolicy::kTokens, workers)));
+    ExpectTheSame("a prompt and its decodes", Tokens(250, 1), 250, 12);
+    const LinkedFrames before = linked_->frames();
+    EXPECT_GE(before.begun_between_gpus, 2 * 11) << "a step for each further token";
+    EXPECT_LE(before.begun_through_hosts, workers * 4) << "the prompt's four parts";
+    ExpectTheSameOfSeveral("several");
+    EXPECT_GE(linked_->frames().begun_between_gpus, before.begun_between_gpus + 2 * 10);
+  }
+}
+
+// Some sequences lie whole, some are divided by heads, some by tokens, in one batch.
+TEST_F(LinkedDivided, BesideWholeOnesHaveTheLogitsOfOneGpuAndSoHaveThose) {
+  for (const int workers : {2, 3}) {
+    LinkedClusterOptions options = Divided(PlacementPolicy::kMixed, workers);
+    options.micro_batches = workers - 1;
+    ASSERT_NO_FATAL_FAILURE(Start(options));
+    ExpectTheSameOfSeveral("all kinds");
+    EXPECT_GE(linked_->frames().begun_between_gpus, 2 * 10);
   }
 }
 
@@ -58,8 +83,11 @@ TEST_F(LinkedDivided, OfWindowedLayersHaveTheLogitsOfOneGpu) {
   spec.window = 70;
   UseModel(spec);
   ASSERT_NO_FATAL_FAILURE(Start(Divided(PlacementPolicy::kHeads, 2)));
-  ExpectTheSame("windows", Tokens(300, 6), 300, 12);
+  ExpectTheSame("windows, by heads", Tokens(300, 6), 300, 12);
   ExpectNothingThroughHosts();
+  ASSERT_NO_FATAL_FAILURE(Start(Divided(PlacementPolicy::kTokens, 3)));
+  ExpectTheSame("windows, by tokens", Tokens(300, 6), 300, 12);
+  EXPECT_GE(linked_->frames().begun_between_gpus, 11) << "in a window's ops, of those workers that it reaches";
 }
 
 // A prompt that is attended on the compute worker takes its steps through the hosts; the decodes that follow do not.
@@ -92,16 +120,20 @@ TEST_F(LinkedDivided, BehindAStepThatFailedHaveTheLogitsOfOneGpu) {
 // One of three stops while a sequence decodes on all: waits end at their deadline, and the sequence begins again on the
 // two that are left, which hold all of its heads then.
 TEST_F(LinkedDivided, GoOnAmongTheOthersWhenOneOfTheirAttentionWorkersIsLost) {
-  ASSERT_NO_FATAL_FAILURE(Start(Divided(PlacementPolicy::kHeads, 3)));
-  const std::vector<TokenId> prompt = Tokens(120, 13);
-  const uint64_t request = linked_->Submit(prompt, 12, 0, true);
-  ASSERT_TRUE(linked_->Until([&] { return linked_->stream(request).tokens.size() >= 4; }));
-  linked_->Stop(1);
-  ASSERT_TRUE(linked_->Until([&] { return linked_->failed_steps() >= 1; }));
-  linked_->Lose(1);
-  ASSERT_TRUE(linked_->UntilTheEndOf(request));
-  ExpectOfOneGpu("among the others", request, prompt, 0, 12);
-  ExpectNothingThroughHosts();
+  for (const PlacementPolicy placement : {PlacementPolicy::kHeads, PlacementPolicy::kTokens}) {
+    ASSERT_NO_FATAL_FAILURE(Start(Divided(placement, 3)));
+    const std::vector<TokenId> prompt = Tokens(150, 13);
+    const uint64_t request = linked_->Submit(prompt, 12, 0, true);
+    ASSERT_TRUE(linked_->Until([&] { return linked_->stream(request).tokens.size() >= 4; }));
+    linked_->Stop(1);
+    ASSERT_TRUE(linked_->Until([&] { return linked_->failed_steps() >= 1; }));
+    linked_->Lose(1);
+    const int before = linked_->frames().begun_between_gpus;
+    ASSERT_TRUE(linked_->UntilTheEndOf(request));
+    ExpectOfOneGpu("among the others", request, prompt, 0, 12);
+    EXPECT_GE(linked_->frames().begun_between_gpus, before + 2 * 7);
+    if (placement == PlacementPolicy::kHeads) ExpectNothingThroughHosts();
+  }
 }
 
 }  // namespace

@@ -111,9 +111,55 @@ TEST_F(DividedRowsTest, AWorkerWithoutRowsInALayerGroupHasNoPartInIt) {
   EXPECT_THAT(divided_.groups[1].parts, ElementsAre(2));
 }
 
+// Worker 0 has the first and the third shard of a sequence, worker 1 the second and, with the new token, the last.
+TEST_F(DividedRowsTest, TokenShardsShareQAndTheirPartialResultsAreJoinedInTheOrderOfTokens) {
+  Add(1, {ShardOf(0, 0), ShardOf(1, 0)}, 20);  // row 0, whole
+  Add(1,
+      {ShardOf(0, 0, {0, 2}, {0, 64}), ShardOf(0, 1, {0, 2}, {64, 128}), ShardOf(0, 0, {0, 2}, {128, 192}),
+       ShardOf(0, 1, {0, 2}, {192, proto::kOpenEnd}), ShardOf(1, 1)},
+      200);
+  ASSERT_TRUE(Divide().ok());
+  const DividedRows::Group& full = divided_.groups[0];
+  ASSERT_EQ(full.leaving.size(), 6u)
+      << "q, k and v of row 0; q of row 1 once a worker, k and v where they are appended";
+  EXPECT_THAT(Of(full.leaving[0]), ElementsAre(0, 4 * kHead, 0, 4 * kHead, 2, 4 * kHead)) << "q of both, one copy";
+  EXPECT_EQ(full.leaving[3].part, 1);
+  EXPECT_THAT(Of(full.leaving[3]), ElementsAre(4 * kHead, 4 * kHead, 0, 4 * kHead, 1, 4 * kHead));
+  EXPECT_THAT(Of(full.leaving[4]), ElementsAre(2 * kHead, 2 * kHead, 0, 2 * kHead, 1, 2 * kHead));
+  EXPECT_EQ(full.arriving.size(), 1u) << "o of row 0";
+  ASSERT_EQ(full.joins.size(), 1u);
+  const DividedRows::Join& join = full.joins[0];
+  EXPECT_EQ(join.o_at, 4 * kHead);
+  EXPECT_EQ(join.first_head, 0);
+  EXPECT_EQ(join.heads, 4);
+  EXPECT_EQ(join.rows, 1);
+  EXPECT_EQ(full.joined_rows_and_heads, 4);
+  std::vector<std::pair<int, Position>> order;
+  for (const DividedRows::Partial& partial : join.partials) order.emplace_back(partial.part, partial.begin);
+  EXPECT_THAT(order, ElementsAre(std::pair(0, 0), std::pair(1, 64), std::pair(0, 128), std::pair(1, 192)));
+  constexpr int64_t kRow = 4 * 8 * 4;  // o of a row in f32
+  EXPECT_EQ(join.partials[0].o_at, 256) << "behind o of row 0";
+  EXPECT_EQ(join.partials[2].o_at, 256 + kRow);
+  EXPECT_EQ(join.partials[0].ml_at, 512);
+  EXPECT_EQ(join.partials[2].ml_at, 512 + 4 * 8);
+  EXPECT_EQ(join.partials[1].o_at, 0) << "worker 1 answers nothing else";
+  EXPECT_THAT(divided_.answer_bytes, ElementsAre(512 + 2 * 4 * 8, 256 + 2 * 4 * 8));
+}
+
+// Of a prompt over two shards, the second one answers the rows that see it.
+TEST_F(DividedRowsTest, AShardAnswersTheRowsFromItsFirstTokenOn) {
+  Add(10, {ShardOf(0, 0, {0, 2}, {0, 64}), ShardOf(0, 0, {0, 2}, {64, proto::kOpenEnd}), ShardOf(1, 1)}, 60);
+  ASSERT_TRUE(Divide().ok());
+  const DividedRows::Group& full = divided_.groups[0];
+  EXPECT_THAT(Of(full.leaving[0]), ElementsAre(0, 4 * kHead, 0, 4 * kHead, 10, 4 * kHead)) << "q for both shards";
+  ASSERT_EQ(full.joins.size(), 1u);
+  EXPECT_EQ(full.joins[0].rows, 10);
+  EXPECT_EQ(full.joins[0].partials[1].first_row, 4);
+  EXPECT_EQ(full.joins[0].partials[1].rows, 6);
+  EXPECT_EQ(divided_.query_bytes[0], 10 * 4 * kHead);
+}
+
 TEST_F(DividedRowsTest, WhatCannotCrossIsSaid) {
-  Add(1, {ShardOf(0, 0, {0, 2}, {0, 64}), ShardOf(0, 1, {0, 2}, {64, proto::kOpenEnd}), ShardOf(1, 1)}, 70);
-  EXPECT_THAT(Divide().message(), HasSubstr("divided by tokens"));
   Add(20, {ShardOf(0, 0, {0, 1}), ShardOf(0, 1, {1, 2}), ShardOf(1, 2)});
   EXPECT_THAT(Divide().message(), HasSubstr("a prompt of a step with divided sequences is attended"));
 }

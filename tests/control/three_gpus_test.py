@@ -87,9 +87,27 @@ class ThreeGpusTest(unittest.TestCase):
                 self.assertGreater(up.steps_of(worker), gpus.TOKENS // 2, f"{worker} held no sequence")
                 self.assertEqual(up.tensor_bytes(worker), before[worker], "tensors went through the hosts")
 
+    def test_divided_sequences_cross_by_the_gpus_themselves(self):
+        for how in ("heads", "tokens", "mixed"):
+            with self.subTest(how), self.up("--exchange", "device", "--placement", how) as up:
+                self.wait_until_linked(up)
+                before = {worker: up.tensor_bytes(worker) for worker in self.workers}
+                with Streams(up) as streams:
+                    streams.wait_for_pieces(1)
+                self.assert_all_say_what_one_gpu_says(streams)
+                for worker in self.workers[:2]:
+                    self.assertGreater(up.steps_of(worker), gpus.TOKENS // 2, f"{worker} held nothing")
+                    self.assertEqual(up.tensor_bytes(worker), before[worker], "tensors went through the hosts")
+
     def test_streams_go_on_after_one_of_their_attention_workers_was_killed(self):
-        with self.up("--exchange", "device") as up:
-            for i in range(KILLS):
+        self.assert_streams_go_on_after_kills(KILLS)
+
+    def test_divided_streams_go_on_after_one_of_their_attention_workers_was_killed(self):
+        self.assert_streams_go_on_after_kills(len(self.workers), "--placement", "mixed")
+
+    def assert_streams_go_on_after_kills(self, kills, *flags):
+        with self.up("--exchange", "device", *flags) as up:
+            for i in range(kills):
                 self.wait_until_linked(up)
                 name, seen = self.workers[i % len(self.workers)], len(up.lines)
                 with Streams(up) as streams:

@@ -80,6 +80,17 @@ absl::Status ExchangeCopies(CudaStream& stream, const ExchangeCopiesLaunch& args
   return Enqueue(stream, stream.device().library()->exchange_copies, args);
 }
 
+absl::Status ExchangeJoins(CudaStream& stream, const ExchangeJoinsLaunch& args) {
+  if (args.joins == nullptr || args.partials == nullptr)
+    return InvalidArgument("exchange between GPUs: a pointer is null");
+  const bool fits = args.count >= 1 && args.units >= 1 && args.units <= kMostJoinUnits && args.value_dim >= 2 &&
+                    args.value_dim <= 256 && args.value_dim % 2 == 0 && args.o_row_step % 2 == 0;
+  if (!fits)
+    return InvalidArgument("exchange between GPUs: ", args.count, " joins of up to ", args.units, " rows and heads of ",
+                           args.value_dim);
+  return Enqueue(stream, stream.device().library()->exchange_joins, args);
+}
+
 int ExchangeSplits(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>((bytes + kSplitBytes - 1) / kSplitBytes, 1, kMostSplits));
 }

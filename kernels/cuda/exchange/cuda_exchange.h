@@ -16,6 +16,7 @@ absl::Status ExchangePush(CudaStream& stream, const ExchangePushLaunch& args);
 absl::Status ExchangeAwaitAll(CudaStream& stream, const ExchangeAwaitAllLaunch& args);
 absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args);
 absl::Status ExchangeCopies(CudaStream& stream, const ExchangeCopiesLaunch& args);
+absl::Status ExchangeJoins(CudaStream& stream, const ExchangeJoinsLaunch& args);
 // How many thread blocks a copy of so many bytes should have.
 int ExchangeSplits(int64_t bytes);
 

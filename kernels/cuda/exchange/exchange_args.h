@@ -2,6 +2,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/wire_type.h"
+
 namespace dovetail::kernels::cuda {
 
 // How two GPUs hand each other the tensors of a layer with no host between: each stores into the other's memory, then
@@ -122,6 +124,36 @@ struct ExchangeCopiesLaunch {
   int32_t count = 0;
   int32_t splits = 1;  // thread blocks a copy
   uint32_t op = 0;
+};
+
+// What a token shard gave for some rows of a sequence and some of its heads: o, not yet divided by l, and m and l,
+// where m is the greatest score and l the sum of exp(score - m).
+struct ExchangePartial {
+  const float* o = nullptr;         // [rows][heads][value_dim]
+  const float* ml = nullptr;        // [rows][heads][2]
+  int32_t first_row = 0, rows = 0;  // among the join's rows
+};
+struct ExchangeJoin {
+  void* o = nullptr;  // of the join's first row and head
+  int32_t rows = 0, heads = 0;
+  int32_t first_head = 0;        // of the model's
+  int32_t first = 0, count = 0;  // which partials: in the order of tokens
+  int32_t unused = 0;
+};
+
+inline constexpr int32_t kMostJoinUnits = 65535;  // rows times heads of a join
+
+// o of rows whose tokens are divided, in a wire type: the partials of each join, which lie in device memory, in their
+// order. The bits of a row and head depend on its partials only.
+struct ExchangeJoinsLaunch {
+  const ExchangeJoin* joins = nullptr;
+  const ExchangePartial* partials = nullptr;
+  const float* sinks = nullptr;  // [the model's heads] or null: a further score each, without a value
+  int64_t o_row_step = 0;        // elements
+  WireType o_type = WireType::kBF16;
+  int32_t count = 0;
+  int32_t units = 0;      // the most rows * heads of a join
+  int32_t value_dim = 0;  // even, 2..256
 };
 
 // Gives up the turn of a step that has nothing more to send; kernels that send q, k and v give it up themselves.

@@ -14,6 +14,7 @@ int LaunchExchangeAwaitAll(const ExchangeAwaitAllLaunch* launch, void* stream);
 int LaunchExchangeGather(const ExchangeGatherLaunch* launch, void* stream);
 int LaunchExchangeCopies(const ExchangeCopiesLaunch* launch, void* stream);
 int LaunchCopyRuns(const CopyRunsLaunch* launch, void* stream);
+int LaunchExchangeJoins(const ExchangeJoinsLaunch* launch, void* stream);
 
 // Where this device sees element `index` of a remote memory list of UCX's device API (transport/ucx/device_link.h).
 // Blocks. -1: memory that no plain store reaches, or a library built without UCX's device API.
