@@ -164,7 +164,7 @@ absl::StatusOr<std::optional<RankExchange::Arrived>> RankExchange::Next() {
     if (!copied) return std::nullopt;
     Arrived done = std::move(arriving_.front());
     arriving_.pop_front();
-    if (done.header.type == proto::kEarlierRows || links_.AnswerTensor(done.from, done.header)) return std::move(done);
+    if (done.header.type == proto::kEarlierRows || links_.AnswerTensor(done.from, done.header)) return done;
   }
   return std::nullopt;
 }

@@ -220,7 +220,6 @@ void SwitchAttention::FillAppends(const ComputeWorkerCore& core, const AttendHea
 // Its outputs lie in `outputs`, which have room.
 kernels::AttentionItem SwitchAttention::ItemOf(const ComputeWorkerCore& core, const AttendHeads& attend,
                                                const proto::HeadRange& heads, StepWire& wire) const {
-  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[attend.op]);
   const proto::StepPlan& plan = core.PlanOf(attend.micro_batch);
   const proto::TokenRange tokens = proto::TokensOfRank(plan, attend.rank);
   const Tensors tensors = TensorsOf(core, attend, heads, wire);

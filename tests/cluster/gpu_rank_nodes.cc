@@ -95,12 +95,16 @@ void GpuRankNodes::ExpectThatTheOthersRepeatTheGroup() {
       }
       ASSERT_TRUE(cluster.UntilFinished(id));
       ASSERT_NO_FATAL_FAILURE(ExpectLogitsOfACpu(cluster.stream(id), of_cpu));
-      if (ranks > 2 || !died) EXPECT_EQ(cluster.stats().*crossed_ > 0, GetParam().room);
+      if (ranks > 2 || !died) {
+        EXPECT_EQ(cluster.stats().*crossed_ > 0, GetParam().room);
+      }
       EXPECT_TRUE(cluster.Until([&] { return cluster.Held() == 0; })) << cluster.WhatIsHeld();
       repeated += cluster.stats().prefill_groups > 1 ? 1 : 0;
     }
     EXPECT_GE(deaths, 2) << "it sends or answers so many tensors";
-    if (ranks > 2) EXPECT_GE(repeated, 2);  // else one is left
+    if (ranks > 2) {
+      EXPECT_GE(repeated, 2);  // else one is left
+    }
   }
   std::printf("measured %s %.3g\n", GetParam().name, worst_);
 }

@@ -58,11 +58,15 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     all.pass_q_bytes += outcome.pass_q_bytes;
   }
   EXPECT_GT(all.prefill_groups, 0u);
-  if (DOVETAIL_SEED_COUNT >= 100) EXPECT_GT(all.chain_bytes, 0u) << "no ranks handed on states";
+  if (DOVETAIL_SEED_COUNT >= 100) {
+    EXPECT_GT(all.chain_bytes, 0u) << "no ranks handed on states";
+  }
   EXPECT_GT(all.direct_bytes, 0u) << "none gave each other K and V";
   EXPECT_GT(all.ring_bytes, 0u) << "nothing went round";
   EXPECT_GT(all.switch_bytes, 0u) << "none exchanged tokens for heads";
-  if (DOVETAIL_SEED_COUNT >= 100) EXPECT_GT(all.pass_q_bytes, 0u) << "none asked each other";
+  if (DOVETAIL_SEED_COUNT >= 100) {
+    EXPECT_GT(all.pass_q_bytes, 0u) << "none asked each other";
+  }
   EXPECT_GT(all.preemptions + all.prefix_hits, 0u) << "the seeds are too tame to say anything";
 }
 

@@ -262,7 +262,9 @@ void MiniClusterTest::DivideAmongWorkersThatComeAndGo(proto::PrefixExchange pref
   }
   // What does not fit into a scratch is asked about in any case.
   const bool gathers = prefix == proto::PrefixExchange::kGatherDirect || prefix == proto::PrefixExchange::kGather;
-  if (gathers || !direct) EXPECT_EQ(stats.scheduler.prefix_gathered_bytes > 0, gathers);
+  if (gathers || !direct) {
+    EXPECT_EQ(stats.scheduler.prefix_gathered_bytes > 0, gathers);
+  }
   EXPECT_EQ(stats.scheduler.prefix_direct_bytes > 0, prefix == proto::PrefixExchange::kGatherDirect);
   EXPECT_EQ(stats.scheduler.prefix_pass_q_bytes > 0, prefix == proto::PrefixExchange::kPassQ);
   EXPECT_TRUE(gathers || stats.scheduler.prefix_asked_bytes > 0) << stats.scheduler.prefix_asked_bytes;

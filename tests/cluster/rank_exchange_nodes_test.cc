@@ -132,7 +132,9 @@ TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateA
     for (int i = 0; i < 6; ++i) {
       requests.push_back(NodeRequest(250 + 31 * i, 2, /*salt=*/i % 2));
       cluster.Submit(requests.back());
-      if (i % 2 == 1) ASSERT_TRUE(cluster.UntilFinished(static_cast<uint64_t>(i)));
+      if (i % 2 == 1) {
+        ASSERT_TRUE(cluster.UntilFinished(static_cast<uint64_t>(i)));
+      }
     }
     for (size_t i = 0; i < requests.size(); ++i) {
       ASSERT_TRUE(cluster.UntilFinished(i + 1));

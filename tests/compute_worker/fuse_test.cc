@@ -215,7 +215,9 @@ TEST(Fusion, LeavesADenseLayerAsFewLaunchesAsKernelsAllow) {
   EXPECT_THAT(NamesOf(fused, 4), ElementsAre("arrive", "product"));
   EXPECT_THAT(NamesOf(fused, 5), ElementsAre("norm", "gated product", "product"));
   for (const Launch& launch : fused)
-    if (const auto* const norm = std::get_if<NormRecord>(&launch.record)) EXPECT_EQ(norm->parts, 0);
+    if (const auto* const norm = std::get_if<NormRecord>(&launch.record)) {
+      EXPECT_EQ(norm->parts, 0);
+    }
 }
 
 TEST(Fusion, HandsPartsFromStepToStepButNotFromTheLast) {

@@ -141,7 +141,9 @@ TEST_P(RankChainOrder, EachRankBeginsEachOpOnceWithWhatTheOneBeforeLeft) {
       if (given_up) continue;
       EXPECT_THAT(workers[r].ran(), ElementsAre(0, 2));
       EXPECT_THAT(workers[r].errors(), ElementsAre(""));
-      if (r > 0) EXPECT_THAT(workers[r].from(), ElementsAre(State(r - 1, 0), State(r - 1, 2)));
+      if (r > 0) {
+        EXPECT_THAT(workers[r].from(), ElementsAre(State(r - 1, 0), State(r - 1, 2)));
+      }
     }
     if (!given_up) base += 64 * ranks;
   }

@@ -222,7 +222,9 @@ void FakeRank::PerformSwitch(const Action& action, std::deque<Event>& events, st
   const auto rank_of = [](const proto::RankAddress& to) { return static_cast<int>(to.worker.value()); };
   if (const auto* send = std::get_if<SendRankHeads>(&action)) {
     const bool needs = LayoutOf(send->op).gather_bytes > 0 || LayoutOf(send->op).before_bytes > 0;
-    if (needs) EXPECT_FALSE(core_.PartsOf(id_)[0].partial.empty()) << "it is sent, too";
+    if (needs) {
+      EXPECT_FALSE(core_.PartsOf(id_)[0].partial.empty()) << "it is sent, too";
+    }
     for (const SendRankHeads::Receiver& receiver : send->receivers) {
       const proto::RankAddress& to = receiver.to;
       sent.push_back({rank_of(to), RankHeadsArrived{to.step, to.micro_batch, send->op, send->rank,

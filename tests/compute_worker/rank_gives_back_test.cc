@@ -215,7 +215,9 @@ TEST_P(RankGivesBackOrder, TheNextGroupFindsEverythingThatIsBeforeIt) {
           std::set<std::pair<int, int>> there;
           for (const FakeRank::Shard& kept : workers[before].kept()) there.emplace(kept.op, kept.rank);
           for (const auto& [op, later] : ExpectedBy(cuts, before))
-            if (later == r) EXPECT_TRUE(there.contains({op, later})) << "op " << op << " of rank " << r;
+            if (later == r) {
+              EXPECT_TRUE(there.contains({op, later})) << "op " << op << " of rank " << r;
+            }
         }
       }
     });
@@ -227,7 +229,9 @@ TEST_P(RankGivesBackOrder, TheNextGroupFindsEverythingThatIsBeforeIt) {
       if (given_up) continue;
       EXPECT_THAT(workers[r].ran(), ElementsAre(0, 1, 2, 3, 4, 5));
       EXPECT_THAT(workers[r].errors(), ElementsAre(""));
-      if (all_held) EXPECT_EQ(workers[r].results()[0].prefix.gathered_bytes, 0);
+      if (all_held) {
+        EXPECT_EQ(workers[r].results()[0].prefix.gathered_bytes, 0);
+      }
       const auto expected = gives_back ? ExpectedBy(cuts, r) : std::set<std::pair<int, int>>();
       EXPECT_THAT(workers[r].kept(), SizeIs(expected.size()));
       for (const FakeRank::Shard& kept : workers[r].kept()) {

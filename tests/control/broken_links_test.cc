@@ -237,7 +237,9 @@ TEST(BrokenLinks, ComputeWorkersAreLinkedOnlyWhereTheirGroupsExchangeDirectly) {
     for (const WorkerId worker : {one, two}) cluster.Ready(worker, 0);
     const std::vector<control::Peer>& peers = cluster.members.Find(two)->last_sent;
     EXPECT_EQ(peers.size(), linked ? 2u : 1u) << "the scheduler is always one";
-    if (linked) EXPECT_EQ(peers[1].worker, one);
+    if (linked) {
+      EXPECT_EQ(peers[1].worker, one);
+    }
   }
 }
 

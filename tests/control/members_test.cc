@@ -307,11 +307,15 @@ TEST(Members, AProcessThatWasDrainedIsToldSoAgainIfItMissedItAndAnotherOneMayHav
       cluster.Apply(reply->worker);
       ASSERT_TRUE(cluster.Serves(reply->worker));
     }
-    if (how != "left") ASSERT_TRUE(cluster.members.Drain(reply->worker, cluster.actions).ok());
+    if (how != "left") {
+      ASSERT_TRUE(cluster.members.Drain(reply->worker, cluster.actions).ok());
+    }
     cluster.members.Gone(reply->worker, "its connection ended", cluster.actions);
     const auto again = cluster.members.Join(request(3, 77), cluster.now);
     EXPECT_EQ(again.status().code(), how == "left" ? absl::StatusCode::kOk : absl::StatusCode::kAborted) << how;
-    if (how != "left") EXPECT_TRUE(cluster.members.Join(request(4, 78), cluster.now).ok());
+    if (how != "left") {
+      EXPECT_TRUE(cluster.members.Join(request(4, 78), cluster.now).ok());
+    }
   }
 }
 
@@ -388,18 +392,22 @@ TEST(Members, RandomLivesNeverUseAWorkerThatIsNotConnected) {
       }
       for (const MemberAction& action : cluster.actions) {
         if (const auto* peers = std::get_if<SendPeers>(&action)) unread[peers->worker].push_back(peers->peers);
-        if (const auto* begin = std::get_if<BeginServing>(&action))
+        if (const auto* begin = std::get_if<BeginServing>(&action)) {
           EXPECT_FALSE(std::exchange(used[begin->worker], true));
-        if (const auto* end = std::get_if<EndServing>(&action)) EXPECT_TRUE(std::exchange(used[end->worker], false));
+        }
+        if (const auto* end = std::get_if<EndServing>(&action)) {
+          EXPECT_TRUE(std::exchange(used[end->worker], false));
+        }
         if (const auto* end = std::get_if<EndSession>(&action)) unread.erase(end->worker);
       }
       cluster.actions.clear();
       for (const auto& [a, one] : cluster.members.members())
         for (const auto& [b, other] : cluster.members.members())
           if (one.state == MemberState::kServing && other.state == MemberState::kServing &&
-              one.request.role != other.request.role)
+              one.request.role != other.request.role) {
             EXPECT_TRUE(one.known.contains(other.request.node))
                 << a.value() << " serves but does not know " << b.value();
+          }
     }
   }
 }

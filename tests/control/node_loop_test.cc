@@ -95,7 +95,9 @@ TEST(NodeLoop, IsNotBusyBeforeItsSleepShouldHaveEnded) {
     loop.TakeBusiest();      // the turn before
     const absl::Duration busy = loop.TakeBusiest();
     took = SystemClock().Now() - begun;
-    if (took <= absl::Milliseconds(500)) EXPECT_EQ(busy, absl::ZeroDuration());
+    if (took <= absl::Milliseconds(500)) {
+      EXPECT_EQ(busy, absl::ZeroDuration());
+    }
     connector.GiveTime(1 << 20);
   }
 }

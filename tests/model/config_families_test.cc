@@ -274,7 +274,9 @@ void TryWrongFields(const Json& good) {
       Json json = good;
       json[field] = wrong;
       const auto config = ConfigFromJson("config.json", json, nullptr);
-      if (!config.ok()) EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
+      if (!config.ok()) {
+        EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
+      }
     }
 }
 

@@ -156,7 +156,9 @@ TEST(PrefillGroupsDirect, RanksGiveBackWhereThePromptGoesOnAndOneHasRoom) {
         EXPECT_EQ(ranks[0].plan.part.end, base == 0 ? 768 : 1500);
         for (const RunStep& rank : ranks) EXPECT_EQ(rank.plan.gives_back, expected && base == 0);
         if (base > 0) break;
-        if (expected) EXPECT_EQ(sequence.KeptBy(WorkerId(10)), (HeldTokens{0, 768}));
+        if (expected) {
+          EXPECT_EQ(sequence.KeptBy(WorkerId(10)), (HeldTokens{0, 768}));
+        }
         for (const RunStep& rank : ranks) {
           proto::StepResult result{.step = rank.plan.step, .micro_batch = rank.plan.micro_batch};
           result.entries.push_back({.sequence = sequence.id});
@@ -229,7 +231,9 @@ TEST(PrefillGroupsDirect, AGroupEndsWhenTwoOfItsRanksReachEachOtherNoMore) {
           .step = rank.plan.step, .micro_batch = rank.plan.micro_batch, .status = proto::StepStatus::kWorkerFailed};
       const auto ended = groups.Finish(parts.batches[rank.plan.micro_batch.value()], result);
       ASSERT_EQ(ended.has_value(), &rank == &ranks[1]);
-      if (ended) EXPECT_EQ(ended->outcome, PrefillGroups::Ended::Outcome::kRepeat);
+      if (ended) {
+        EXPECT_EQ(ended->outcome, PrefillGroups::Ended::Outcome::kRepeat);
+      }
     }
   }
 }

@@ -168,7 +168,9 @@ TEST_F(PrefillPlannerTest, AWayThatWasNotTakenForLongIsTriedAgain) {
     taken += choice.ranks() - 1;
     choice.forecast.measured_s = choice.ranks() == 1 ? 0.512 : 1.5;
     planner.LearnTime(choice.forecast);
-    if (part == 10) EXPECT_EQ(taken, 2) << "by either exchange once";
+    if (part == 10) {
+      EXPECT_EQ(taken, 2) << "by either exchange once";
+    }
     if (part == 199) {
       EXPECT_GT(taken, 2);
       EXPECT_LT(taken, 40);

@@ -107,7 +107,9 @@ TEST(PrefillSizes, GroupsAreAsFewAsCanBeAndAboutEqual) {
     for (const std::vector<Position>& cuts : steps) {
       const bool last = cuts.back() == steps.back().back();
       ASSERT_THAT(cuts, SizeIs(sizes.ranks + 1)) << "a rest never goes to fewer ranks";
-      if (!last) ASSERT_EQ(cuts.back() % 64, 0);
+      if (!last) {
+        ASSERT_EQ(cuts.back() % 64, 0);
+      }
       ASSERT_NEAR(static_cast<double>(cuts.back() - cuts.front()), static_cast<double>(sizes.tokens / groups), 128);
       for (size_t r = 1; r < cuts.size(); ++r) ASSERT_LE(cuts[r] - cuts[r - 1], sizes.most_tokens);
     }

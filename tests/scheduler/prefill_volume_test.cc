@@ -197,7 +197,9 @@ TEST(PrefillTable, HybridsCombineBothKindsOfLayer) {
   EXPECT_EQ(MakePrefillTable(input).size(), 8u + (4 * 4 - 4) + 1)
       << "with as many KV heads as ranks the switch is, too";
   for (const PrefillTableRow& row : rows)
-    if (row.softmax == "ring" && row.linear == "state-gather") EXPECT_EQ(row.rank_bytes, (192 + 3 * 12) * kMiB);
+    if (row.softmax == "ring" && row.linear == "state-gather") {
+      EXPECT_EQ(row.rank_bytes, (192 + 3 * 12) * kMiB);
+    }
 }
 
 // Each group hands the state on between its ranks, three times where there are four.

@@ -137,9 +137,12 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
   }
   EXPECT_EQ(stream.logits.size(), request.logits_of_output ? stream.tokens.size() : 0);
   for (size_t i = 0; i < stream.logits.size(); ++i) EXPECT_EQ(stream.logits[i][0], request.prompt.size() + i - 1);
-  if (request.pooling != requests::Pooling::kNone && stream.reason == FinishReason::kLength)
+  if (request.pooling != requests::Pooling::kNone && stream.reason == FinishReason::kLength) {
     EXPECT_EQ(stream.pooled, Vector(request));
-  if (request.pooling == requests::Pooling::kNone) EXPECT_TRUE(stream.pooled.empty());
+  }
+  if (request.pooling == requests::Pooling::kNone) {
+    EXPECT_TRUE(stream.pooled.empty());
+  }
   if (choice != 0 || (stream.reason != FinishReason::kLength && stream.tokens.empty())) return;
   if (request.prompt_logprobs >= 0) {
     ASSERT_EQ(stream.prompt_logprobs.size(), request.prompt.size() - 1);
@@ -149,7 +152,9 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
   ASSERT_EQ(stream.prompt_done.empty(), !request.prompt_progress);
   EXPECT_EQ(std::adjacent_find(stream.prompt_done.begin(), stream.prompt_done.end(), std::greater_equal<int>()),
             stream.prompt_done.end());
-  if (request.prompt_progress) EXPECT_EQ(stream.prompt_done.back(), static_cast<int>(request.prompt.size()));
+  if (request.prompt_progress) {
+    EXPECT_EQ(stream.prompt_done.back(), static_cast<int>(request.prompt.size()));
+  }
   ASSERT_EQ(stream.prompt_logits.size(), 2u * request.logits_last);
   for (int i = 0; i < request.logits_last; ++i) {
     const size_t position = request.prompt.size() - request.logits_last + i;

@@ -165,7 +165,9 @@ TEST(Cli, CheckFlagsSaysWhatIsWrongWithARolesFlagsAndOpensNothing) {
     EXPECT_EQ(result.exit_code, flags.said.empty() ? 0 : 1) << result.err;
     EXPECT_EQ(result.out, "");
     EXPECT_THAT(result.err, HasSubstr(flags.said));
-    if (flags.said.empty()) EXPECT_EQ(result.err, "");
+    if (flags.said.empty()) {
+      EXPECT_EQ(result.err, "");
+    }
   }
   EXPECT_EQ(RunDovetail({"scheduler", "--lanes", "ether", "--check-flags"}).exit_code, 2);
 }
