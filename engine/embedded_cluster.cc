@@ -73,9 +73,9 @@ bool EmbeddedCluster::SharesGpu() const {
          options_.compute_workers == 1 && options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
 }
 
-// Layers run on GPUs, which the engine's thread keeps busy, and attention on a CPU.
+// Attention runs on a CPU that runs no layers: those are on GPUs, which the engine's thread keeps busy.
 bool EmbeddedCluster::AttendsApart() const {
-  return options_.compute.dense != nullptr && options_.attention_device != nullptr &&
+  return options_.attention_device != nullptr &&
          dynamic_cast<const kernels::cuda::CudaDevice*>(options_.attention_device) == nullptr;
 }
 

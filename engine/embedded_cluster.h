@@ -39,7 +39,8 @@ struct EmbeddedClusterOptions {
     const compute::DenseBackendFactory* dense = nullptr;
   };
   std::vector<ComputeDevice> more_compute_devices;
-  // Where the attention workers are, if not on the device of the compute workers; outlives the cluster.
+  // Where the attention workers are, if not on the device of the compute workers; outlives the cluster. On a CPU they
+  // have a thread of their own.
   kernels::Device* attention_device = nullptr;
   uint64_t kv_cache_bytes =
       0;  // over all attention workers; 0: what the options need at most, within a quarter of memory
