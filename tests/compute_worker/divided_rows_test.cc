@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "tests/compute_worker/small_spec.h"
+#include "tests/compute_worker/placed_step.h"
 
 namespace dovetail::compute {
 namespace {
@@ -13,55 +13,18 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Tensor = DividedRows::Tensor;
 
-constexpr Epoch kEpoch{1};
-constexpr MicroBatchId kFirst{0};
 constexpr int64_t kHead = 8 * 2;  // bytes of a head of SmallSpec
 
-// Two layer groups, full and windowed, of 4 query and 2 KV heads each.
-proto::AttentionTable TwoGroups() {
-  proto::SoftmaxSpec windowed = SmallSpec();
-  windowed.window = 32;
-  return *proto::AttentionTable::Build({SmallSpec(), windowed});
-}
-
-class DividedRowsTest : public ::testing::Test {
+class DividedRowsTest : public PlacedStepTest {
  protected:
-  DividedRowsTest()
-      : core_(TwoGroups(), {{StageKind::kDense, 0}},
-              {.max_step_tokens = 64, .vocab_size = 100, .prompt_tokens = 16, .prompt_blocks = 64}) {
-    for (uint32_t worker = 0; worker < 3; ++worker)
-      core_.AddAttentionWorker({WorkerId(worker), kEpoch, NodeId(10 + worker)});
-  }
-  static proto::Shard ShardOf(uint16_t group, uint32_t worker, proto::HeadRange heads = {0, 2},
-                              proto::TokenRange tokens = {}) {
-    return {LayerGroup(group), WorkerId(worker), kEpoch, heads, tokens};
-  }
-  void Add(int q_len, const std::vector<proto::Shard>& placement, Position ctx_len = 0) {
-    proto::StepEntry entry;
-    entry.sequence = SequenceId(plan_.entries.size() + 1);
-    entry.ctx_len = ctx_len;
-    entry.tokens.assign(q_len, 5);
-    entry.placement.assign(placement.begin(), placement.end());
-    plan_.entries.push_back(std::move(entry));
-  }
   absl::Status Divide() {
-    plan_.step = StepId(++steps_);
-    plan_.micro_batch = kFirst;
-    std::vector<Action> actions;
-    core_.Handle(PlanArrived{std::exchange(plan_, {})}, actions);
-    EXPECT_TRUE(core_.running(kFirst));
-    const absl::Status divided = DivideRows(core_, kFirst, divided_);
-    core_.Handle(StepFailed{kFirst, absl::CancelledError()}, actions);
-    return divided;
+    return WhileItRuns([this] { return DivideRows(core_, kFirst, divided_); });
   }
   // tensor_at, tensor_step, payload_at, payload_step, rows, row_bytes
   static std::vector<int64_t> Of(const DividedRows::Copy& c) {
     return {c.tensor_at, c.tensor_step, c.payload_at, c.payload_step, c.rows, c.row_bytes};
   }
 
-  ComputeWorkerCore core_;
-  proto::StepPlan plan_;
-  uint64_t steps_ = 0;
   DividedRows divided_;
 };
 

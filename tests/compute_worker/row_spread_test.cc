@@ -4,53 +4,17 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "tests/compute_worker/small_spec.h"
+#include "tests/compute_worker/placed_step.h"
 
 namespace dovetail::compute {
 namespace {
 
 using ::testing::ElementsAre;
 
-constexpr Epoch kEpoch{1};
-constexpr MicroBatchId kFirst{0};
-
-// Two layer groups, full and windowed, of 2 KV heads each.
-proto::AttentionTable TwoGroups() {
-  proto::SoftmaxSpec windowed = SmallSpec();
-  windowed.window = 32;
-  return *proto::AttentionTable::Build({SmallSpec(), windowed});
-}
-
-class RowSpreadTest : public ::testing::Test {
+class RowSpreadTest : public PlacedStepTest {
  protected:
-  RowSpreadTest()
-      : core_(TwoGroups(), {{StageKind::kDense, 0}},
-              {.max_step_tokens = 64, .vocab_size = 100, .prompt_tokens = 16, .prompt_blocks = 64}) {
-    for (uint32_t worker = 0; worker < 3; ++worker)
-      core_.AddAttentionWorker({WorkerId(worker), kEpoch, NodeId(10 + worker)});
-  }
-  static proto::Shard ShardOf(uint16_t group, uint32_t worker, proto::HeadRange heads = {0, 2},
-                              proto::TokenRange tokens = {}) {
-    return {LayerGroup(group), WorkerId(worker), kEpoch, heads, tokens};
-  }
-  // The next entry: `q_len` new tokens behind `ctx_len`.
-  void Add(int q_len, const std::vector<proto::Shard>& placement, Position ctx_len = 0) {
-    proto::StepEntry entry;
-    entry.sequence = SequenceId(plan_.entries.size() + 1);
-    entry.ctx_len = ctx_len;
-    entry.tokens.assign(q_len, 5);
-    entry.placement.assign(placement.begin(), placement.end());
-    plan_.entries.push_back(std::move(entry));
-  }
   bool Spread() {
-    plan_.step = StepId(++steps_);
-    plan_.micro_batch = kFirst;
-    std::vector<Action> actions;
-    core_.Handle(PlanArrived{std::exchange(plan_, {})}, actions);
-    EXPECT_TRUE(core_.running(kFirst));
-    const bool whole = SpreadRows(core_, kFirst, spread_);
-    core_.Handle(StepFailed{kFirst, absl::CancelledError()}, actions);
-    return whole;
+    return WhileItRuns([this] { return SpreadRows(core_, kFirst, spread_); });
   }
   std::vector<std::pair<int, int>> Rows() const {
     std::vector<std::pair<int, int>> rows;
@@ -58,9 +22,6 @@ class RowSpreadTest : public ::testing::Test {
     return rows;
   }
 
-  ComputeWorkerCore core_;
-  proto::StepPlan plan_;
-  uint64_t steps_ = 0;
   RowSpread spread_;
 };
 
