@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compute_worker/cpu/prompt_attention.h"
+#include "compute_worker/cuda/step_memory.h"
 
 namespace dovetail::compute {
 
@@ -92,15 +93,6 @@ CudaAttentionShape CudaPromptAttention::ShapeOf(LayerGroup group) const {
   shape.arena = arena_->data();
   shape.arena_bytes = arena_->size_bytes();
   return shape;
-}
-
-// What still runs uses the old memory.
-absl::Status CudaPromptAttention::Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch) {
-  if (bytes == 0 || (buffer != nullptr && buffer->size_bytes() >= bytes)) return absl::OkStatus();
-  DT_RETURN_IF_ERROR(batch.stream().SynchronizeStatus());
-  buffer.reset();
-  DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes));
-  return absl::OkStatus();
 }
 
 std::vector<int> CudaPromptAttention::OpsOf(LayerGroup group) const {
@@ -223,8 +215,9 @@ absl::Status CudaPromptAttention::Prepare(const ComputeWorkerCore& core, CudaBat
     if (!own.join->empty()) partials = std::max(partials, own.join->bytes());
     width = std::max(width, int64_t{spec.query_heads} * spec.value_dim);
   }
-  DT_RETURN_IF_ERROR(Grow(step.attended, (most_rows_ + kRowsBeyond) * width * kRowElement, batch));
-  DT_RETURN_IF_ERROR(Grow(step.partials, partials, batch));
+  DT_RETURN_IF_ERROR(
+      GrowMemory(device_, batch.stream(), (most_rows_ + kRowsBeyond) * width * kRowElement, step.attended));
+  DT_RETURN_IF_ERROR(GrowMemory(device_, batch.stream(), partials, step.partials));
   for (int op = 0; op < table_.op_count() && first.switches; ++op) {
     const LayerGroup group = table_.op_group[op];
     if (table_.op_index_in_group[op] > 0 || table_.linear(group) != nullptr) continue;
@@ -238,7 +231,7 @@ absl::Status CudaPromptAttention::PlanPrompts(const ComputeWorkerCore& core, Cud
   Step& step = steps_[batch.id.value()];
   GroupStep& own = step.groups[group.value()];
   FindOffsets(core, batch.id, group, own);
-  DT_RETURN_IF_ERROR(Grow(step.gathered, FindGathers(core, batch.id, group, own), batch));
+  DT_RETURN_IF_ERROR(GrowMemory(device_, batch.stream(), FindGathers(core, batch.id, group, own), step.gathered));
   FindRankRows(core, batch.id, group, own);
   return PlanGroup(core, batch, group, own.base_op);
 }

@@ -136,7 +136,6 @@ class CudaPromptAttention {
   CudaPromptAttention(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table, int micro_batches,
                       CudaRankRows* rank_rows);
   kernels::cuda::CudaAttentionShape ShapeOf(LayerGroup group) const;
-  absl::Status Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch);
   absl::Status AwaitFailed(const ComputeWorkerCore& core, const CudaBatch& batch);
   std::vector<int> OpsOf(LayerGroup group) const;
   std::byte* BlockAt(uint32_t block) const;

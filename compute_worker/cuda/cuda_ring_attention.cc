@@ -1,4 +1,5 @@
 #include "compute_worker/cuda/cuda_ring_attention.h"
+#include "compute_worker/cuda/step_memory.h"
 
 #include <algorithm>
 #include <numeric>
@@ -32,15 +33,6 @@ CudaRingAttention::CudaRingAttention(kernels::cuda::CudaDevice& device, const pr
     step.groups.resize(table.group_count());
     for (GroupStep& group : step.groups) group.tables = std::make_unique<kernels::cuda::StagedUpload>(device);
   }
-}
-
-// What still runs uses the old memory. Rows of a block that hold no token may be read: they must be numbers.
-absl::Status CudaRingAttention::Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch) {
-  if (bytes == 0 || (buffer != nullptr && buffer->size_bytes() >= bytes)) return absl::OkStatus();
-  DT_RETURN_IF_ERROR(batch.stream().SynchronizeStatus());
-  buffer.reset();
-  DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes));
-  return batch.stream().Fill(buffer->data(), 0, bytes);
 }
 
 // Rows of tables that they take.
@@ -96,8 +88,9 @@ absl::Status CudaRingAttention::Prepare(const ComputeWorkerCore& core, CudaBatch
     gathered = std::max(gathered, bytes);
   }
   if (blocks == 0) return absl::OkStatus();  // windows that see no other rank's tokens
-  DT_RETURN_IF_ERROR(Grow(step.blocks, CudaKvLayout::kArenaLead + blocks * block_bytes_, batch));
-  return Grow(step.gathered, gathered, batch);
+  DT_RETURN_IF_ERROR(
+      GrowZeroed(device_, batch.stream(), CudaKvLayout::kArenaLead + blocks * block_bytes_, step.blocks));
+  return GrowZeroed(device_, batch.stream(), gathered, step.gathered);
 }
 
 // The blocks of every shard lie one after the other from the first one on: by KV head, then by segment.

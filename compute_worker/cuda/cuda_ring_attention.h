@@ -76,7 +76,6 @@ class CudaRingAttention {
     BufferPtr blocks, gathered;
   };
 
-  absl::Status Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch);
   int64_t FindShards(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step) const;
   void FindGathers(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, int64_t table_row,
                    GroupStep& step) const;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "compute_worker/cuda/step_memory.h"
 #include "proto/head_switch.h"
 
 namespace dovetail::compute {
@@ -73,15 +74,6 @@ CudaSwitchAttention::CudaSwitchAttention(kernels::cuda::CudaDevice& device, cons
   }
 }
 
-// What still runs uses the old memory. Rows of a block that hold no token may be read: they must be numbers.
-absl::Status CudaSwitchAttention::Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch) {
-  if (bytes == 0 || (buffer != nullptr && buffer->size_bytes() >= bytes)) return absl::OkStatus();
-  DT_RETURN_IF_ERROR(batch.stream().SynchronizeStatus());
-  buffer.reset();
-  DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes));
-  return batch.stream().Fill(buffer->data(), 0, bytes);
-}
-
 absl::Status CudaSwitchAttention::Prepare(const ComputeWorkerCore& core, CudaBatch& batch) {
   Batch& own = batches_[batch.id.value()];
   const StepPlan& plan = core.PlanOf(batch.id);
@@ -108,9 +100,10 @@ absl::Status CudaSwitchAttention::Prepare(const ComputeWorkerCore& core, CudaBat
   // What it gives of one op, and heads of the next; what the others give, heads of an op to come among it.
   const auto others = static_cast<size_t>(plan.part.ranks - 1);
   DT_RETURN_IF_ERROR(rank_rows_.Reserve(static_cast<size_t>(crosses), 2 * others, 2 * others, batch.stream()));
-  DT_RETURN_IF_ERROR(Grow(own.blocks, CudaKvLayout::kArenaLead + static_cast<size_t>(blocks) * block_bytes_, batch));
-  DT_RETURN_IF_ERROR(Grow(own.gathered, static_cast<size_t>(gathered), batch));
-  return Grow(own.made, static_cast<size_t>(made), batch);
+  DT_RETURN_IF_ERROR(GrowZeroed(device_, batch.stream(),
+                                CudaKvLayout::kArenaLead + static_cast<size_t>(blocks) * block_bytes_, own.blocks));
+  DT_RETURN_IF_ERROR(GrowZeroed(device_, batch.stream(), static_cast<size_t>(gathered), own.gathered));
+  return GrowZeroed(device_, batch.stream(), static_cast<size_t>(made), own.made);
 }
 
 // Tokens from SwitchBegin to the group's end, and the blocks: by KV head, then by segment.

@@ -84,7 +84,6 @@ class CudaSwitchAttention {
     transport::LentBytes outputs;
   };
 
-  absl::Status Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch);
   absl::Status UploadTables(const ComputeWorkerCore& core, LayerGroup group, CudaBatch& batch);
   absl::Status PlanRanks(const ComputeWorkerCore& core, LayerGroup group, const Step& step, CudaBatch& batch);
   absl::Status Gather(const ComputeWorkerCore& core, int op, CudaBatch& batch);
