@@ -26,7 +26,7 @@ namespace dovetail::kernels::cuda {
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Functions with a stream only enqueue, except
 // stream_synchronize, and gemm_run where it measures algorithms for a new shape.
 // Threads: thread-safe.
-inline constexpr uint32_t kBackendAbi = 17;
+inline constexpr uint32_t kBackendAbi = 18;
 
 struct DeviceInfo {
   char name[256];
@@ -152,6 +152,8 @@ struct Backend {
   int (*expert_gemm)(const ExpertGemmLaunch* launch, void* stream);
   bool (*grouped_product_runs)(const DeviceLimits* limits);  // tiles of kGroupedTileRows
   int (*grouped_product)(const ExpertGemmLaunch* launch, void* stream);
+  int (*pair_gate)(const PairGateLaunch* launch, void* stream);
+  int (*pair_sum)(const PairSumLaunch* launch, void* stream);
   int (*expert_sum)(const ExpertSumLaunch* launch, void* stream);
   int (*quant_gemm)(const QuantGemmLaunch* launch, void* stream);  // cudaError_t or kQuantTooWide
   int (*quant_unpack)(const QuantUnpackLaunch* launch, void* stream);

@@ -20,7 +20,7 @@ if(DOVETAIL_HAS_CUDA)
       cuda/attention/merge.cu cuda/attention/pack_heads.cu cuda/attention/prefill.cu cuda/attention/prefill_join.cu
       cuda/exchange/copy_runs.cu cuda/exchange/exchange.cu cuda/exchange/exchange_joins.cu
       cuda/experts/expert_ops.cu cuda/experts/gated_add.cu cuda/experts/grouped_product.cu
-      cuda/experts/route.cu cuda/experts/route_cluster.cu
+      cuda/experts/pair_products.cu cuda/experts/route.cu cuda/experts/route_cluster.cu
       cuda/products/gated_product.cu cuda/products/quant_gemm_bf16.cu cuda/products/quant_gemm_f16.cu
       cuda/products/quant_unpack.cu cuda/products/skinny_gemm.cu
       cuda/rows/elementwise.cu cuda/rows/gated_activation.cu cuda/rows/join_keys.cu cuda/rows/kv_append.cu

@@ -103,6 +103,14 @@ T __shfl_up_sync(uint32_t mask, T x, int step, int width = 32, EMU_SITE) {
   const int lane = emu::current->lane;
   return emu::Shuffle(mask, x, lane % width >= step ? lane - step : lane, at);
 }
+inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t x, EMU_SITE) {
+  for (int bits = 16; bits > 0; bits /= 2) x = std::max(x, __shfl_xor_sync(mask, x, bits, 32, at));
+  return x;
+}
+inline uint32_t __reduce_min_sync(uint32_t mask, uint32_t x, EMU_SITE) {
+  for (int bits = 16; bits > 0; bits /= 2) x = std::min(x, __shfl_xor_sync(mask, x, bits, 32, at));
+  return x;
+}
 inline void __syncwarp(uint32_t mask = ~0u, EMU_SITE) { emu::Meet(emu::kSync, mask, at); }
 inline int __all_sync(uint32_t mask, int x, EMU_SITE) { return emu::Vote(emu::kAll, mask, x, at); }
 inline int __any_sync(uint32_t mask, int x, EMU_SITE) { return emu::Vote(emu::kAny, mask, x, at); }

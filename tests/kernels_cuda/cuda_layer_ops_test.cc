@@ -7,48 +7,20 @@
 #include "kernels/cuda/state/layer_ops.h"
 #include "kernels/moe.h"
 #include "kernels/state_gates.h"
-#include "kernels/thread_pool.h"
 #include "tests/kernels/oracle.h"
-#include "tests/kernels_cuda/cuda_fixture.h"
+#include "tests/kernels_cuda/layer_fixture.h"
 
 namespace dovetail::kernels::cuda {
 namespace {
 
 using kernels::testing::RandomFloats;
 using testing::As;
-using testing::FromWireBytes;
-using testing::ToWireBytes;
+using testing::CudaLayerTest;
+using testing::kHalves;
+using testing::Rounding;
+using testing::Sigmoid;
 
-constexpr WireType kHalves[] = {WireType::kBF16, WireType::kF16};
-
-// Half a unit in the last place of a 16-bit type, relative.
-double Rounding(WireType type) { return type == WireType::kBF16 ? 0x1p-8 : 0x1p-11; }
-double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-
-class CudaHybridOpsTest : public testing::CudaTest {
- protected:
-  // x becomes what the type holds of it.
-  std::unique_ptr<Buffer> UploadWire(WireType type, std::vector<float>& x) {
-    const std::vector<std::byte> bytes = ToWireBytes(type, x);
-    x = FromWireBytes(type, bytes);
-    return Upload(bytes);
-  }
-  std::vector<float> DownloadWire(WireType type, Buffer& buffer) {
-    return FromWireBytes(type, Download<std::byte>(buffer));
-  }
-  void ExpectNear(const std::vector<float>& got, const std::vector<double>& want, double relative, double absolute) {
-    ASSERT_GE(got.size(), want.size());
-    for (size_t i = 0; i < want.size(); ++i)
-      ASSERT_LE(std::abs(got[i] - want[i]), std::abs(want[i]) * relative + absolute) << "element " << i;
-    if (got.size() > want.size()) {
-      EXPECT_TRUE(std::isnan(got[want.size()])) << "wrote behind out";
-    }
-  }
-  OpContext cpu() { return {&pool_, &SelectOps(Isa::kAvx2)}; }
-
- private:
-  ThreadPool pool_{{.threads = 1}};
-};
+class CudaHybridOpsTest : public CudaLayerTest {};
 
 TEST_F(CudaHybridOpsTest, InputsOfAStateAreSplitAndActivated) {
   for (const WireType type : kHalves) {
@@ -338,6 +310,7 @@ TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
   for (const Case& c : {Case{1, 8, 2, 72, 64, 16},
                         {5, 60, 4, 40, 136, 16},
                         {33, 4, 4, 130, 200, 16},
+                        {70, 3, 2, 130, 200, 32},
                         {200, 6, 2, 64, 96, 64},
                         {77, 3, 1, 200, 264, 64},
                         {300, 128, 8, 48, 32, 64},
@@ -427,11 +400,19 @@ TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
 
 // The first half of gated experts in one kernel: act(gate) * up of each pair, rounded once.
 TEST_F(CudaHybridOpsTest, GatedExpertsAreActivatedWhereTheyAreMultiplied) {
-  if (!GroupsProducts(stream()).value()) GTEST_SKIP() << "the device has no tiles of so many rows";
   struct Case {
-    int rows, experts, size, k;
+    int rows, experts, size, k, tile_rows;
   };
-  for (const Case& c : {Case{300, 1, 136, 64}, {520, 4, 264, 200}, {130, 3, 8, 72}}) {
+  for (const Case& c : {Case{300, 1, 136, 64, kGroupedTileRows},
+                        {520, 4, 264, 200, kGroupedTileRows},
+                        {130, 3, 8, 72, kGroupedTileRows},
+                        {40, 3, 33, 200, kFewTileRows},
+                        {5, 5, 7, 8, kFewTileRows},
+                        {90, 2, 72, 264, kFewTileRows},
+                        {90, 3, 33, 264, kMoreTileRows},
+                        {150, 3, 33, 136, kManyTileRows},
+                        {64, 1, 64, 64, kManyTileRows}}) {
+    if (c.tile_rows == kGroupedTileRows && !GroupsProducts(stream()).value()) continue;
     for (const WireType type : kHalves) {
       for (const ExpertActivation activation : {ExpertActivation::kSilu, ExpertActivation::kGeluTanh}) {
         std::vector<float> x = RandomFloats(c.rows * c.k, 1),
@@ -440,7 +421,7 @@ TEST_F(CudaHybridOpsTest, GatedExpertsAreActivatedWhereTheyAreMultiplied) {
         std::vector<int32_t> expert(c.rows), member(c.rows);
         for (int slot = 0; slot < c.rows; ++slot) member[slot] = c.rows - 1 - slot;
         for (int first = 0, e = 0; first < c.rows; ++e) {
-          const int rows = std::min({c.rows - first, (c.rows + c.experts - 1) / c.experts, int{kGroupedTileRows}});
+          const int rows = std::min({c.rows - first, (c.rows + c.experts - 1) / c.experts, int{c.tile_rows}});
           tiles.push_back({std::min(e, c.experts - 1), first, rows});
           for (int i = 0; i < rows; ++i) expert[first + i] = tiles.back().expert;
           first += rows;
@@ -455,7 +436,7 @@ TEST_F(CudaHybridOpsTest, GatedExpertsAreActivatedWhereTheyAreMultiplied) {
                                                .type = type,
                                                .tiles = As<ExpertTile>(dt),
                                                .most_tiles = static_cast<int32_t>(tiles.size()),
-                                               .tile_rows = kGroupedTileRows,
+                                               .tile_rows = c.tile_rows,
                                                .n = 2 * c.size,
                                                .k = c.k,
                                                .experts = c.experts,
@@ -505,7 +486,7 @@ TEST_F(CudaHybridOpsTest, GroupedProductsRefuseWhatTheyCannotDo) {
   EXPECT_TRUE(refused([](auto& args) { args.experts = 0; }));
   EXPECT_TRUE(refused([](auto& args) { args.y_is_f32 = 1; }));
   EXPECT_TRUE(refused([](auto& args) { args.bias = static_cast<const float*>(args.x); }));
-  EXPECT_TRUE(refused([](auto& args) { args.tile_rows = kManyTileRows; }));
+  EXPECT_TRUE(refused([](auto& args) { args.tile_rows = 48; }));
 }
 
 TEST_F(CudaHybridOpsTest, ASharedExpertIsWeighedByItsGate) {

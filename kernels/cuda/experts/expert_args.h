@@ -19,6 +19,8 @@ struct RouteLaunch {
   const float* selection_bias = nullptr;
   int32_t* expert = nullptr;  // [rows][chosen]
   float* weight = nullptr;    // [rows][chosen]
+  void* h = nullptr;          // [rows][hidden], h rounded to `type`; null: nothing else reads it
+  WireType type = WireType::kBF16;
   float eps = 0, scale = 1;
   RouteScore score = RouteScore::kSoftmax;
   int32_t renormalise = 1;
@@ -40,8 +42,8 @@ struct PlaceLaunch {
   int32_t pairs = 0, chosen = 0, experts = 0, tile_rows = 0, most_tiles = 0;
 };
 
-// Rows of a tile: few and more rows by every GPU, many by those of compute capability 9.0 (grouped_product.cu).
-inline constexpr int kFewTileRows = 16, kManyTileRows = 64, kGroupedTileRows = 256;
+// Rows of a tile: up to 64 by every GPU, 256 by those of compute capability 9.0 (grouped_product.cu).
+inline constexpr int kFewTileRows = 16, kMoreTileRows = 32, kManyTileRows = 64, kGroupedTileRows = 256;
 
 // What becomes of the halves of a product, w being the gate's rows and then as many others: act(gate) * other.
 enum class ExpertActivation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2 };
@@ -58,8 +60,11 @@ struct ExpertGemmLaunch {
   const ExpertTile* tiles = nullptr;
   int32_t most_tiles = 0, tile_rows = 0;
   int32_t n = 0, k = 0;  // k: a multiple of 8; in tiles of kGroupedTileRows both, with an activation n of 16
-  int32_t experts = 0;   // the following: read in tiles of kGroupedTileRows only
-  ExpertActivation activation = ExpertActivation::kNone;  // not with a bias, nor with y in f32
+  int32_t experts = 0;   // read in tiles of kGroupedTileRows only
+  ExpertActivation activation = ExpertActivation::kNone;  // not with y in f32, nor, in those tiles, with a bias
+  // The launch before this one in the stream is a product of the same tiles: they are read before it has ended. In
+  // tiles of kGroupedTileRows without effect.
+  int32_t follows_product = 0;
 };
 
 // out[row] += scale sum over s of weight[row][s] y[slot[row][s]], s ascending.
@@ -70,6 +75,32 @@ struct ExpertSumLaunch {
   float* out = nullptr;  // [rows][size]
   float scale = 1;
   int32_t rows = 0, chosen = 0, size = 0;
+};
+
+// Experts of rows so few that pairs hardly share one: pair by pair, without places and tiles.
+// y[pair] = act(gate) * other, the halves of x[row of pair] w[expert of pair]^T + bias[expert of pair].
+struct PairGateLaunch {
+  const void* x = nullptr;          // [rows][k], 16 bits
+  const int32_t* expert = nullptr;  // [pairs]
+  const void* w = nullptr;          // [experts][2 size][k]
+  const float* bias = nullptr;      // [experts][2 size] or null
+  void* y = nullptr;                // [pairs][size]
+  WireType type = WireType::kBF16;
+  ExpertActivation activation = ExpertActivation::kSilu;
+  int32_t pairs = 0, chosen = 0, size = 0, k = 0;  // k: a multiple of 8
+};
+
+// out[row] += scale sum over s of weight[row][s] (x[row][s] w[expert[row][s]]^T + bias[expert[row][s]]).
+struct PairSumLaunch {
+  const void* x = nullptr;          // [rows][chosen][k], 16 bits
+  const int32_t* expert = nullptr;  // [rows][chosen]
+  const float* weight = nullptr;    // [rows][chosen]
+  const void* w = nullptr;          // [experts][n][k]
+  const float* bias = nullptr;      // [experts][n] or null
+  float* out = nullptr;             // [rows][n]
+  WireType type = WireType::kBF16;
+  float scale = 1;
+  int32_t rows = 0, chosen = 0, n = 0, k = 0;  // k: a multiple of 8
 };
 
 // x[row] += scale sigmoid(<h[row], w>) y[row].

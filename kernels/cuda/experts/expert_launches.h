@@ -17,6 +17,10 @@ int LaunchExpertGemm(const ExpertGemmLaunch* launch, void* stream);
 // Tiles of kGroupedTileRows, on devices that run it.
 bool GroupedProductRuns(const DeviceLimits* device);
 int LaunchGroupedProduct(const ExpertGemmLaunch* launch, void* stream);
+// The expert numbers of a sum are read before its predecessor has ended: LaunchPairGate of the same rows, or a kernel
+// that lets no successor begin.
+int LaunchPairGate(const PairGateLaunch* launch, void* stream);
+int LaunchPairSum(const PairSumLaunch* launch, void* stream);
 int LaunchExpertSum(const ExpertSumLaunch* launch, void* stream);
 int LaunchGatedAdd(const GatedAddLaunch* launch, void* stream);
 

@@ -18,6 +18,7 @@ absl::Status RouteExperts(CudaStream& stream, const RouteLaunch& args) {
                            " groups of ", args.experts, " experts");
   if (args.rows == 0) return absl::OkStatus();
   if (!AllThere({args.x, args.norm, args.router, args.expert, args.weight})) return NullPointer("router");
+  if (args.h != nullptr && args.type == WireType::kF32) return InvalidArgument("router on a GPU: h in f32");
   return Enqueue(stream, stream.device().library()->route, args, "router");
 }
 
@@ -64,19 +65,43 @@ absl::Status MultiplyExperts(CudaStream& stream, const ExpertGemmLaunch& args) {
   if (grouped) {
     DT_ASSIGN_OR_RETURN(grouped, GroupsProducts(stream));
   }
-  if (args.k % 8 != 0 || (args.tile_rows != kFewTileRows && args.tile_rows != kManyTileRows && !grouped) ||
-      args.type == WireType::kF32)
+  const bool is_tile =
+      args.tile_rows == kFewTileRows || args.tile_rows == kMoreTileRows || args.tile_rows == kManyTileRows || grouped;
+  if (args.k % 8 != 0 || !is_tile || args.type == WireType::kF32)
     return InvalidArgument("experts on a GPU: ", args.n, " x ", args.k, " in tiles of ", args.tile_rows,
-                           "; a multiple of 8 columns, ", kFewTileRows, ", ", kManyTileRows,
+                           "; a multiple of 8 columns, ", kFewTileRows, ", ", kMoreTileRows, ", ", kManyTileRows,
                            " or, with a GPU of compute capability 9.0, ", kGroupedTileRows,
                            " rows and 16-bit types are supported");
   if (grouped) DT_RETURN_IF_ERROR(CheckGrouped(args));
-  if (!grouped && args.activation != ExpertActivation::kNone)
-    return InvalidArgument("experts on a GPU: an activation in tiles of ", args.tile_rows, " rows is not supported");
+  if (!grouped && args.activation != ExpertActivation::kNone && (args.n % 2 != 0 || args.y_is_f32 != 0))
+    return InvalidArgument("experts on a GPU: an activation of ", args.n, " columns",
+                           args.y_is_f32 != 0 ? ", in f32" : "", " is not supported");
   if (args.most_tiles == 0) return absl::OkStatus();
   if (!AllThere({args.x, args.w, args.y, args.tiles})) return NullPointer("experts");
   const auto& library = stream.device().library();
   return Enqueue(stream, grouped ? library->grouped_product : library->expert_gemm, args, "experts");
+}
+
+bool MultipliesPairs(int64_t rows, int chosen, int experts) { return rows == 1 || 2 * rows * chosen <= experts; }
+
+absl::Status GatePairs(CudaStream& stream, const PairGateLaunch& args) {
+  DT_RETURN_IF_ERROR(CheckRows("gated experts of pairs", args.pairs, {args.chosen, args.size, args.k}));
+  if (args.k % 8 != 0 || args.type == WireType::kF32 || args.activation == ExpertActivation::kNone)
+    return InvalidArgument("gated experts of pairs on a GPU: ", args.size, " x ", args.k,
+                           "; a multiple of 8 columns, 16-bit types and an activation are supported");
+  if (args.pairs == 0) return absl::OkStatus();
+  if (!AllThere({args.x, args.expert, args.w, args.y})) return NullPointer("gated experts of pairs");
+  return Enqueue(stream, stream.device().library()->pair_gate, args, "gated experts of pairs");
+}
+
+absl::Status SumPairs(CudaStream& stream, const PairSumLaunch& args) {
+  DT_RETURN_IF_ERROR(CheckRows("sum of pairs", args.rows, {args.chosen, args.n, args.k}));
+  if (args.k % 8 != 0 || args.type == WireType::kF32)
+    return InvalidArgument("sum of pairs on a GPU: ", args.n, " x ", args.k,
+                           "; a multiple of 8 columns and 16-bit types are supported");
+  if (args.rows == 0) return absl::OkStatus();
+  if (!AllThere({args.x, args.expert, args.weight, args.w, args.out})) return NullPointer("sum of pairs");
+  return Enqueue(stream, stream.device().library()->pair_sum, args, "sum of pairs");
 }
 
 absl::Status SumExperts(CudaStream& stream, const ExpertSumLaunch& args) {

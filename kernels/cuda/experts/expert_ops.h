@@ -27,6 +27,12 @@ absl::StatusOr<bool> GroupsProducts(CudaStream& stream);
 // Products of n x k with each expert may have such tiles; n is that of a whole product, also with an activation.
 bool FitsGroupedTiles(int64_t n, int64_t k);
 absl::Status MultiplyExperts(CudaStream& stream, const ExpertGemmLaunch& args);
+// Which rows' experts are multiplied pair by pair: a row alone, and rows of which most pairs have an expert to
+// themselves.
+bool MultipliesPairs(int64_t rows, int chosen, int experts);
+absl::Status GatePairs(CudaStream& stream, const PairGateLaunch& args);
+// Next after GatePairs of the same rows, or after a kernel that lets no successor begin (dependent_launch.cuh).
+absl::Status SumPairs(CudaStream& stream, const PairSumLaunch& args);
 absl::Status SumExperts(CudaStream& stream, const ExpertSumLaunch& args);
 absl::Status GatedAdd(CudaStream& stream, const GatedAddLaunch& args);
 

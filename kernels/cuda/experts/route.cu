@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kOneThreads = 1024;  // of a thread block with one row: what a row waits for are the weights
 constexpr int kTogetherThreads = 512;
-constexpr int kExpertsAtOnce = 4, kAhead = 4;  // of a warp
+constexpr int kExpertsAtOnce = 4, kAhead = 1;  // of a warp; loads of 16 bytes
 constexpr int kMostSharedBytes = 160 * 1024;
 
 // Of shared memory, for each row: h, scores, choices and groups.
@@ -18,13 +18,14 @@ constexpr int FloatsOfRow(int hidden, int experts) { return hidden + 2 * experts
 
 // A thread block a row.
 __global__ void __launch_bounds__(kOneThreads) RouteOneKernel(const __grid_constant__ RouteLaunch p) {
-  extern __shared__ float memory[];
+  extern __shared__ __align__(16) float memory[];
   __shared__ float sums[kNormWarps];
   float* const h = memory;
   float* const scores = h + p.hidden;
   const int64_t row = blockIdx.x;
   const int warp = threadIdx.x / 32;
   NormRowTogether(p, row, sums, h);
+  if (p.h != nullptr) LeaveRow(p, row, h, 0, p.hidden, threadIdx.x, kOneThreads);
   for (int first = warp * kExpertsAtOnce; first < p.experts; first += kOneThreads / 32 * kExpertsAtOnce)
     ScoreRows<1, kExpertsAtOnce, kAhead>(p, h, first, [&](int, int expert, float score) { scores[expert] = score; });
   __syncthreads();
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kOneThreads) RouteOneKernel(const __grid_const
 // A thread block kTogether rows, of which a warp norms one and chooses for it.
 template <int kTogether>
 __global__ void __launch_bounds__(kTogetherThreads) RouteTogetherKernel(const __grid_constant__ RouteLaunch p) {
-  extern __shared__ float memory[];
+  extern __shared__ __align__(16) float memory[];
   float* const h = memory;
   float* const scores = h + kTogether * p.hidden;
   float* const choice = scores + kTogether * p.experts;
@@ -44,6 +45,8 @@ __global__ void __launch_bounds__(kTogetherThreads) RouteTogetherKernel(const __
   // Rows that are not there are the last one again.
   if (warp < kTogether) NormRow(p, min(row, static_cast<int64_t>(p.rows) - 1), h + warp * p.hidden);
   __syncthreads();
+  if (p.h != nullptr && warp < kTogether && row < p.rows)
+    LeaveRow(p, row, h + warp * p.hidden, 0, p.hidden, threadIdx.x % 32, 32);
   for (int first = warp * kExpertsAtOnce; first < p.experts; first += kTogetherThreads / 32 * kExpertsAtOnce)
     ScoreRows<kTogether, kExpertsAtOnce, kAhead>(
         p, h, first, [&](int of, int expert, float score) { scores[of * p.experts + expert] = score; });

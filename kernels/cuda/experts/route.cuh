@@ -1,6 +1,7 @@
 #pragma once
 #include "kernels/cuda/experts/expert_args.h"
 #include "kernels/cuda/primitives/warp_sums.cuh"
+#include "kernels/cuda/primitives/wire.cuh"
 
 // What the kernels of routing share: they differ in who does it. A row's sums have one order everywhere. Device code
 // only.
@@ -15,15 +16,16 @@ __device__ __forceinline__ float WarpMax(float x) {
   return x;
 }
 
+// In the order of the floats, zeros being equal; 0 is below all.
+__device__ __forceinline__ uint32_t OrderOf(float x) {
+  const uint32_t bits = __float_as_uint(x == 0 ? 0.0f : x);
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+}
+
 // The best of a warp's candidates, of equals the lower number; a lane without one has `none`. All lanes return it.
 __device__ __forceinline__ int WarpBest(float best, int at, int none) {
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(~0u, best, step);
-    const int other_at = __shfl_xor_sync(~0u, at, step);
-    if (other_at < none && (at == none || other > best || (other == best && other_at < at)))
-      best = other, at = other_at;
-  }
-  return at;
+  const uint32_t order = at == none ? 0 : OrderOf(best), top = __reduce_max_sync(~0u, order);
+  return static_cast<int>(__reduce_min_sync(~0u, static_cast<uint32_t>(order == top ? at : none)));
 }
 
 // One warp marks the experts of all groups but the chosen ones as taken.
@@ -73,7 +75,8 @@ __device__ inline void Choose(const RouteLaunch& p, int64_t row, float* scores, 
   }
   __syncwarp();
   if (p.groups > 1) TakeOtherGroups(p, groups, choice);
-  float total = 0, first = 0;
+  float total = 0, first = 0, own = 0;
+  int own_expert = 0;  // of the choice with the lane's number
   for (int s = 0; s < p.chosen; ++s) {
     float best = 0;
     int at = kMostExperts;  // beyond all
@@ -84,16 +87,14 @@ __device__ inline void Choose(const RouteLaunch& p, int64_t row, float* scores, 
     if (s == 0) first = weight;
     if (p.score == RouteScore::kSoftmaxOfChosen) weight = expf(weight - first);
     total += weight;
-    if (lane == 0) {
-      p.expert[row * p.chosen + s] = at;
-      p.weight[row * p.chosen + s] = weight;
-    }
-    __syncwarp();
+    if (s >= 32 && lane == 0) p.expert[row * p.chosen + s] = at, p.weight[row * p.chosen + s] = weight;
+    if (s == lane) own = weight, own_expert = at;
     if (lane == at % 32) choice[at] = NAN;  // taken
     __syncwarp();
   }
-  const bool divide = p.renormalise || p.score == RouteScore::kSoftmaxOfChosen;
-  for (int s = lane; s < p.chosen; s += 32) p.weight[row * p.chosen + s] *= divide ? p.scale / total : p.scale;
+  const float factor = p.renormalise || p.score == RouteScore::kSoftmaxOfChosen ? p.scale / total : p.scale;
+  if (lane < p.chosen) p.expert[row * p.chosen + lane] = own_expert, p.weight[row * p.chosen + lane] = own * factor;
+  for (int s = lane + 32; s < p.chosen; s += 32) p.weight[row * p.chosen + s] *= factor;
 }
 
 // 1 / rms of a row whose squares eight warps have summed, in turn, to `sums`. All lanes of a warp return it.
@@ -137,27 +138,51 @@ __device__ inline void NormRow(const RouteLaunch& p, int64_t row, float* h) {
   for (int i = lane; i < p.hidden; i += 32) h[i] = x[i] * (inverse * p.norm[i]);
 }
 
-// Scores of all rows at hand for experts [first, first + kAtOnce): each(row, expert, score) by one lane of the warp.
-// Weights of kAhead columns of lanes are on their way at once.
-template <int kTogether, int kAtOnce, int kAhead, typename Each>
-__device__ __forceinline__ void ScoreRows(const RouteLaunch& p, const float* h, int first, Each&& each) {
-  const int lane = threadIdx.x % 32;
-  const float* w[kAtOnce];
+// h[first, end) of a row, from shared memory, for the products that follow; by `threads` threads, of which this is one.
+__device__ __forceinline__ void LeaveRow(const RouteLaunch& p, int64_t row, const float* h, int first, int end,
+                                         int thread, int threads) {
+  for (int i = first + thread; i < end; i += threads) StoreWire(p.type, p.h, row * p.hidden + i, h[i]);
+}
+
+// Products of weights that lie one after the other, in their order.
+__device__ __forceinline__ void AddProduct(float w, const float* h, float& sum) { sum += *h * w; }
+__device__ __forceinline__ void AddProduct(const float4& w, const float* h, float& sum) {
+  const float4 x = *reinterpret_cast<const float4*>(h);
+  sum += x.x * w.x, sum += x.y * w.y, sum += x.z * w.z, sum += x.w * w.w;
+}
+
+// Of a lane: the products of its columns, kWide at a time, kAhead loads of each expert on their way.
+template <typename Weights, int kTogether, int kAtOnce, int kAhead>
+__device__ __forceinline__ void SumProducts(const RouteLaunch& p, const float* h, int first,
+                                            float (&sums)[kAtOnce][kTogether]) {
+  constexpr int kWide = sizeof(Weights) / sizeof(float);
+  const Weights* w[kAtOnce];
 #pragma unroll
-  for (int e = 0; e < kAtOnce; ++e) w[e] = p.router + static_cast<int64_t>(min(first + e, p.experts - 1)) * p.hidden;
-  float sums[kAtOnce][kTogether] = {};
+  for (int e = 0; e < kAtOnce; ++e)
+    w[e] = reinterpret_cast<const Weights*>(p.router + static_cast<int64_t>(min(first + e, p.experts - 1)) * p.hidden);
 #pragma unroll kAhead
-  for (int i = lane; i < p.hidden; i += 32) {
-    float weights[kAtOnce];
+  for (int i = threadIdx.x % 32; i < p.hidden / kWide; i += 32) {
+    Weights weights[kAtOnce];
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) weights[e] = w[e][i];
 #pragma unroll
     for (int row = 0; row < kTogether; ++row) {
-      const float value = h[row * p.hidden + i];
 #pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) sums[e][row] += value * weights[e];
+      for (int e = 0; e < kAtOnce; ++e) AddProduct(weights[e], h + row * p.hidden + i * kWide, sums[e][row]);
     }
   }
+}
+
+// Scores of all rows at hand for experts [first, first + kAtOnce): each(row, expert, score) by one lane of the warp.
+// Rows of h in shared memory begin at multiples of 16 bytes where `hidden` is a multiple of 4.
+template <int kTogether, int kAtOnce, int kAhead, typename Each>
+__device__ __forceinline__ void ScoreRows(const RouteLaunch& p, const float* h, int first, Each&& each) {
+  const int lane = threadIdx.x % 32;
+  float sums[kAtOnce][kTogether] = {};
+  if (p.hidden % 4 == 0 && reinterpret_cast<uintptr_t>(p.router) % sizeof(float4) == 0)
+    SumProducts<float4, kTogether, kAtOnce, kAhead>(p, h, first, sums);
+  else
+    SumProducts<float, kTogether, kAtOnce, kAhead>(p, h, first, sums);
 #pragma unroll
   for (int e = 0; e < kAtOnce; ++e) {
 #pragma unroll

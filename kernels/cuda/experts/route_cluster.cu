@@ -2,17 +2,18 @@
 #include "kernels/cuda/experts/expert_launches.h"
 #include "kernels/cuda/experts/route.cuh"
 #include "kernels/cuda/primitives/clusters.cuh"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/primitives.cuh"
 
 // Routing of few rows. What a row waits for are the router's weights, from device memory: how long follows from the
 // loads that are on their way at once. The thread blocks of a cluster divide the experts, with many loads ahead; the
-// first one gets all scores and chooses.
+// first one gets all scores and chooses. Weights are brought to the L2 while the predecessor ends.
 
 namespace dovetail::kernels::cuda {
 namespace {
 
 constexpr int kCluster = 8, kThreads = 512, kWarps = kThreads / 32;
-constexpr int kAhead = 16;    // loads of a lane at once
+constexpr int kAhead = 16;    // loads of a lane at once, of 16 bytes
 constexpr int kFewRows = 16;  // whose clusters fill the GPU; of more, a cluster takes kRowsTogether
 constexpr int kRowsTogether = 4;
 constexpr int kLeastExperts = 2 * kCluster;
@@ -23,6 +24,15 @@ int BytesOfRow(const RouteLaunch& p) {
 }
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr int kLineBytes = 128;
+
+__device__ __forceinline__ void BringToL2(const float* from, int64_t count) {
+  const auto* const bytes = reinterpret_cast<const char*>(from);
+  for (int64_t at = threadIdx.x * kLineBytes; at < count * static_cast<int64_t>(sizeof(float));
+       at += kThreads * kLineBytes)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(bytes + at));
+}
 
 // To the same place in the cluster's first thread block.
 __device__ __forceinline__ void StoreAtFirst(float* place, float value) {
@@ -38,19 +48,29 @@ __device__ __forceinline__ void StoreAtFirst(float* place, float value) {
 template <int kTogether>
 __global__ void __launch_bounds__(kThreads) RouteClusterKernel(const __grid_constant__ RouteLaunch p) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ float memory[];
+  extern __shared__ __align__(16) float memory[];
   __shared__ float sums[kNormWarps];
   float* const h = memory;
   float* const scores = h + kTogether * p.hidden;
   const int rank = static_cast<int>(ClusterRank()), warp = threadIdx.x / 32;
   const int64_t row0 = static_cast<int64_t>(blockIdx.x / kCluster) * kTogether;
+  const int share = (p.experts + kCluster - 1) / kCluster;
+  const int begin = min(rank * share, p.experts), end = min(begin + share, p.experts);
+  if (blockIdx.x < kCluster) {
+    BringToL2(p.norm, p.hidden);
+    BringToL2(p.router + static_cast<int64_t>(begin) * p.hidden, static_cast<int64_t>(end - begin) * p.hidden);
+  }
+  WaitForPredecessor();
+  LetSuccessorBegin();
   // Rows that are not there are the last one again.
   for (int row = 0; row < kTogether; ++row)
     NormRowTogether(p, min(row0 + row, static_cast<int64_t>(p.rows) - 1), sums, h + row * p.hidden);
   ClusterMeets();  // the first thread block runs
-  const int share = (p.experts + kCluster - 1) / kCluster;
-  const int end = min((rank + 1) * share, p.experts);
-  for (int expert = rank * share + warp; expert < end; expert += kWarps)
+  const int columns = (p.hidden + kCluster - 1) / kCluster;
+  for (int row = 0; p.h != nullptr && row < min(kTogether, static_cast<int>(p.rows - row0)); ++row)
+    LeaveRow(p, row0 + row, h + row * p.hidden, rank * columns, min((rank + 1) * columns, p.hidden), threadIdx.x,
+             kThreads);
+  for (int expert = begin + warp; expert < end; expert += kWarps)
     ScoreRows<kTogether, 1, kAhead>(
         p, h, expert, [&](int row, int of, float score) { StoreAtFirst(scores + row * p.experts + of, score); });
   __syncwarp();
@@ -68,16 +88,18 @@ int Launch(const RouteLaunch& p, void* stream) {
   const int bytes = kTogether * BytesOfRow(p);
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3((p.rows + kTogether - 1) / kTogether * kCluster);
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   return static_cast<int>(cudaLaunchKernelEx(&config, kernel, p));
 }
 
