@@ -70,8 +70,43 @@ bool GateExperts(LaunchList& list, size_t at, const FuseFor&) {
   const bool is_known =
       activation->kind == kernels::cuda::MlpKind::kSilu || activation->kind == kernels::cuda::MlpKind::kGeluTanh;
   if (!is_gate_up || !is_known || product->may_group == 0) return false;
-  list[at].record = GatedExpertsRecord{*product, *activation};
+  list[at].record = GatedExpertsRecord{*product, *activation, {}};
   Erase(list, at + 1);
+  return true;
+}
+
+// A router, and the norm of the row that it has normed: it leaves that.
+bool NormInRoute(LaunchList& list, size_t at, const FuseFor&) {
+  auto* const route = RecordAt<RouteRecord>(list, at);
+  const auto* const place = RecordAt<PlaceExpertsRecord>(list, at + 1);
+  const auto* const norm = RecordAt<NormRecord>(list, at + 2);
+  if (route == nullptr || place == nullptr || norm == nullptr || route->h.tensor != Tensor::kNone) return false;
+  const bool is_same = norm->x == route->x && norm->w == route->norm && norm->eps == route->eps &&
+                       norm->size == route->hidden && norm->x_type == WireType::kF32 && norm->parts == 0;
+  const bool is_whole = norm->x_step == norm->size && norm->out_step == norm->size;
+  if (!is_same || !is_whole || norm->out_type == WireType::kF32) return false;
+  route->h = norm->out;
+  route->type = norm->out_type;
+  Erase(list, at + 2);
+  return true;
+}
+
+// Places of pairs, gated experts, their second products and the sum: few rows do without places.
+bool PairExperts(LaunchList& list, size_t at, const FuseFor&) {
+  auto* const place = RecordAt<PlaceExpertsRecord>(list, at);
+  auto* const gated = RecordAt<GatedExpertsRecord>(list, at + 1);
+  const auto* const product = RecordAt<ExpertProductRecord>(list, at + 2);
+  const auto* const sum = RecordAt<ExpertSumRecord>(list, at + 3);
+  if (place == nullptr || gated == nullptr || product == nullptr || sum == nullptr) return false;
+  const bool is_gated = gated->product.tiles == place->tiles && gated->product.member == place->member;
+  const bool is_second = product->tiles == place->tiles && product->x == gated->activation.out &&
+                         product->member.tensor == Tensor::kNone && product->y_is_f32 != 0;
+  const bool is_sum = sum->y == product->y && sum->slot == place->slot && sum->size == product->n;
+  if (!is_gated || !is_second || !is_sum) return false;
+  place->may_pair = 1;
+  gated->expert = place->expert;
+  list[at + 2].record = SummedExpertsRecord{*product, *sum, place->expert};
+  Erase(list, at + 3);
   return true;
 }
 
@@ -80,6 +115,8 @@ constexpr FusionRule kRules[] = {
     {"the next norm sums a product's parts", SumInNorm},
     {"a gated MLP's first half is one kernel", GateProduct},
     {"the first half of gated experts is one kernel", GateExperts},
+    {"a router leaves the row that it has normed", NormInRoute},
+    {"few rows' experts are multiplied pair by pair", PairExperts},
 };
 
 }  // namespace

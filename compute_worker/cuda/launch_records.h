@@ -238,18 +238,20 @@ struct JoinKeysRecord {
 
 // As in expert_args.h; how many rows a tile has follows from the rows of the step.
 struct RouteRecord {
-  Place x, expert, weight;
+  Place x, expert, weight, h;  // h: where the normed row goes, in `type`; none: nowhere
   WeightName norm, router, bias, selection_bias;
   Real eps, scale = 1.0f;
   kernels::cuda::RouteScore score = kernels::cuda::RouteScore::kSoftmax;
   int32_t renormalise = 1;
-  int64_t hidden = 0;
-  int32_t experts = 0, chosen = 0, groups = 1, chosen_groups = 1;
+  int32_t hidden = 0, experts = 0, chosen = 0, groups = 1, chosen_groups = 1;
+  WireType type = WireType::kBF16;
 };
+// Nothing where the products that follow are by pair.
 struct PlaceExpertsRecord {
   Place expert, slot, member, tiles;
   int32_t experts = 0, chosen = 0;
-  int64_t may_group = 0;  // kGroupedTileRows fit the products (expert_ops.h)
+  int32_t may_group = 0;  // kGroupedTileRows fit the products (expert_ops.h)
+  int32_t may_pair = 0;   // those of few rows are by pair
 };
 struct ExpertProductRecord {
   Place x, member, y, tiles;
@@ -260,16 +262,24 @@ struct ExpertProductRecord {
   WireType type = WireType::kBF16;
   int32_t y_is_f32 = 0;
 };
-// The products of all gated experts' halves, and their activation: one kernel where tiles have kGroupedTileRows.
-struct GatedExpertsRecord {
-  ExpertProductRecord product;
-  MlpActivationRecord activation;
-};
 struct ExpertSumRecord {
   Place y, slot, weight, out;
   int64_t size = 0;
   Real scale = 1.0f;
   int32_t chosen = 0;
+};
+// The products of all gated experts' halves, and their activation: one kernel, but for tiles of kGroupedTileRows with a
+// bias.
+struct GatedExpertsRecord {
+  ExpertProductRecord product;
+  MlpActivationRecord activation;
+  Place expert;  // of pairs; none: never by pair
+};
+// The second products, which follow the first ones, and their sum: one kernel by pair.
+struct SummedExpertsRecord {
+  ExpertProductRecord product;
+  ExpertSumRecord sum;
+  Place expert;
 };
 struct GatedAddRecord {
   Place h, y, x;
@@ -283,6 +293,6 @@ using LaunchRecord =
     std::variant<ProductRecord, NormRecord, CombineRecord, CopyRecord, ClearRecord, GatedActivationRecord,
                  MlpActivationRecord, GatedProductRecord, HeadsRecord, SeamRecord, StateInputsRecord, StateGatesRecord,
                  OutputGateRecord, JoinKeysRecord, RouteRecord, PlaceExpertsRecord, ExpertProductRecord,
-                 GatedExpertsRecord, ExpertSumRecord, GatedAddRecord>;
+                 GatedExpertsRecord, ExpertSumRecord, SummedExpertsRecord, GatedAddRecord>;
 
 }  // namespace dovetail::compute

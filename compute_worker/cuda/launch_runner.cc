@@ -23,9 +23,10 @@ int64_t PaddedRows(int64_t rows) {
 }
 
 int ExpertTileRows(int64_t pairs, int64_t experts, bool groups) {
-  constexpr int64_t kGroupsFrom = 32, kManyFrom = 24;  // rows of an expert, where experts have about as many
+  constexpr int64_t kGroupsFrom = 32, kManyFrom = 32, kMoreFrom = 14;  // rows of an expert, where all have as many
   if (groups && pairs / experts >= kGroupsFrom) return kernels::cuda::kGroupedTileRows;
-  return pairs / experts >= kManyFrom ? kernels::cuda::kManyTileRows : kernels::cuda::kFewTileRows;
+  if (pairs / experts >= kManyFrom) return kernels::cuda::kManyTileRows;
+  return pairs / experts >= kMoreFrom ? kernels::cuda::kMoreTileRows : kernels::cuda::kFewTileRows;
 }
 
 const float* LaunchRunner::Vector(const WeightName& name) const {

@@ -53,6 +53,7 @@ class LaunchRunner {
   absl::Status Start(const ExpertProductRecord& record, CudaBatch& batch) const;
   absl::Status Start(const GatedExpertsRecord& record, CudaBatch& batch) const;
   absl::Status Start(const ExpertSumRecord& record, CudaBatch& batch) const;
+  absl::Status Start(const SummedExpertsRecord& record, CudaBatch& batch) const;
   absl::Status Start(const GatedAddRecord& record, CudaBatch& batch) const;
 
   absl::Status Cross(const SeamRecord& record, const std::vector<WorkerPart>& parts, const void* arriving,
@@ -61,6 +62,9 @@ class LaunchRunner {
   const CudaStep& StepOf(const WeightName& name) const { return model_.steps()[static_cast<size_t>(name.step)]; }
   const float* Vector(const WeightName& name) const;  // null for kNone
   kernels::cuda::GemmType gemm_type() const;
+  // Products of the experts of these rows are by pair.
+  static bool ByPair(const ExpertProductRecord& record, const Place& expert, const CudaBatch& batch);
+  absl::Status StartPairs(const GatedExpertsRecord& record, CudaBatch& batch) const;
   kernels::cuda::ExpertGemmLaunch LaunchOf(const ExpertProductRecord& record, CudaBatch& batch) const;
 
   const CudaModel& model_;

@@ -15,6 +15,12 @@ T* Of(const Place& place, const CudaBatch& batch) {
   return reinterpret_cast<T*>(batch.MutableAt(place));
 }
 
+// Of those that experts' kernels have (fuse.cc).
+kernels::cuda::ExpertActivation ActivationOf(kernels::cuda::MlpKind kind) {
+  return kind == kernels::cuda::MlpKind::kSilu ? kernels::cuda::ExpertActivation::kSilu
+                                               : kernels::cuda::ExpertActivation::kGeluTanh;
+}
+
 }  // namespace
 
 absl::Status LaunchRunner::Start(const StateInputsRecord& record, CudaBatch& batch) const {
@@ -99,15 +105,19 @@ absl::Status LaunchRunner::Start(const RouteRecord& record, CudaBatch& batch) co
   route.score = record.score;
   route.renormalise = record.renormalise;
   route.rows = Rows(batch);
-  route.hidden = static_cast<int32_t>(record.hidden);
+  route.hidden = record.hidden;
   route.experts = record.experts;
   route.chosen = record.chosen;
   route.groups = record.groups;
   route.chosen_groups = record.chosen_groups;
+  route.h = record.h.tensor != Tensor::kNone ? batch.MutableAt(record.h) : nullptr;
+  route.type = record.type;
   return kernels::cuda::RouteExperts(batch.stream(), route);
 }
 
 absl::Status LaunchRunner::Start(const PlaceExpertsRecord& record, CudaBatch& batch) const {
+  if (record.may_pair != 0 && kernels::cuda::MultipliesPairs(batch.rows, record.chosen, record.experts))
+    return absl::OkStatus();
   kernels::cuda::PlaceLaunch place;
   place.expert = Of<int32_t>(record.expert, batch);
   place.slot = Of<int32_t>(record.slot, batch);
@@ -145,17 +155,61 @@ absl::Status LaunchRunner::Start(const ExpertProductRecord& record, CudaBatch& b
   return kernels::cuda::MultiplyExperts(batch.stream(), LaunchOf(record, batch));
 }
 
+bool LaunchRunner::ByPair(const ExpertProductRecord& record, const Place& expert, const CudaBatch& batch) {
+  return expert.tensor != Tensor::kNone && kernels::cuda::MultipliesPairs(batch.rows, record.chosen, record.experts);
+}
+
+absl::Status LaunchRunner::StartPairs(const GatedExpertsRecord& record, CudaBatch& batch) const {
+  const CudaStep& step = StepOf(record.product.w);
+  kernels::cuda::PairGateLaunch pairs;
+  pairs.x = batch.At(record.product.x);
+  pairs.expert = Of<int32_t>(record.expert, batch);
+  pairs.w = WeightsOf(step, record.product.w.weight)->data();
+  pairs.bias = static_cast<const float*>(BiasOf(step, record.product.w.weight));
+  pairs.y = batch.MutableAt(record.activation.out);
+  pairs.type = record.product.type;
+  pairs.activation = ActivationOf(record.activation.kind);
+  pairs.pairs = static_cast<int32_t>(batch.rows * record.product.chosen);
+  pairs.chosen = record.product.chosen;
+  pairs.size = static_cast<int32_t>(record.activation.size);
+  pairs.k = static_cast<int32_t>(record.product.k);
+  return kernels::cuda::GatePairs(batch.stream(), pairs);
+}
+
 absl::Status LaunchRunner::Start(const GatedExpertsRecord& record, CudaBatch& batch) const {
+  if (ByPair(record.product, record.expert, batch)) return StartPairs(record, batch);
   kernels::cuda::ExpertGemmLaunch product = LaunchOf(record.product, batch);
-  if (product.tile_rows == kernels::cuda::kGroupedTileRows && product.bias == nullptr) {
+  if (product.tile_rows != kernels::cuda::kGroupedTileRows || product.bias == nullptr) {
     product.y = batch.MutableAt(record.activation.out);
-    product.activation = record.activation.kind == kernels::cuda::MlpKind::kSilu
-                             ? kernels::cuda::ExpertActivation::kSilu
-                             : kernels::cuda::ExpertActivation::kGeluTanh;
+    product.activation = ActivationOf(record.activation.kind);
     return kernels::cuda::MultiplyExperts(batch.stream(), product);
   }
   DT_RETURN_IF_ERROR(kernels::cuda::MultiplyExperts(batch.stream(), product));
   return Start(record.activation, batch);
+}
+
+absl::Status LaunchRunner::Start(const SummedExpertsRecord& record, CudaBatch& batch) const {
+  if (!ByPair(record.product, record.expert, batch)) {
+    kernels::cuda::ExpertGemmLaunch product = LaunchOf(record.product, batch);
+    product.follows_product = 1;
+    DT_RETURN_IF_ERROR(kernels::cuda::MultiplyExperts(batch.stream(), product));
+    return Start(record.sum, batch);
+  }
+  const CudaStep& step = StepOf(record.product.w);
+  kernels::cuda::PairSumLaunch pairs;
+  pairs.x = batch.At(record.product.x);
+  pairs.expert = Of<int32_t>(record.expert, batch);
+  pairs.weight = Of<float>(record.sum.weight, batch);
+  pairs.w = WeightsOf(step, record.product.w.weight)->data();
+  pairs.bias = static_cast<const float*>(BiasOf(step, record.product.w.weight));
+  pairs.out = Of<float>(record.sum.out, batch);
+  pairs.type = record.product.type;
+  pairs.scale = record.sum.scale;
+  pairs.rows = Rows(batch);
+  pairs.chosen = record.product.chosen;
+  pairs.n = static_cast<int32_t>(record.product.n);
+  pairs.k = static_cast<int32_t>(record.product.k);
+  return kernels::cuda::SumPairs(batch.stream(), pairs);
 }
 
 absl::Status LaunchRunner::Start(const ExpertSumRecord& record, CudaBatch& batch) const {

@@ -60,7 +60,7 @@ void Lowering::AddRoute(const model::ExpertMlp& step) {
                    .scale = step.route_scale,
                    .score = ScoreOf(step.score),
                    .renormalise = step.renormalise,
-                   .hidden = hidden(),
+                   .hidden = static_cast<int32_t>(hidden()),
                    .experts = experts,
                    .chosen = step.chosen,
                    .groups = step.groups,
@@ -71,7 +71,7 @@ void Lowering::AddRoute(const model::ExpertMlp& step) {
                           .tiles = At(Tensor::kTiles),
                           .experts = experts,
                           .chosen = step.chosen,
-                          .may_group = MayGroup(experts)});
+                          .may_group = static_cast<int32_t>(MayGroup(experts))});
 }
 
 // Both products of a step have the same tiles.

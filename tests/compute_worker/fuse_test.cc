@@ -59,6 +59,8 @@ const FusionRule& SumIntoX() { return Rule("a product adds to x"); }
 const FusionRule& SumInNorm() { return Rule("the next norm sums a product's parts"); }
 const FusionRule& GateProduct() { return Rule("a gated MLP's first half is one kernel"); }
 const FusionRule& GateExperts() { return Rule("the first half of gated experts is one kernel"); }
+const FusionRule& NormInRoute() { return Rule("a router leaves the row that it has normed"); }
+const FusionRule& PairExperts() { return Rule("few rows' experts are multiplied pair by pair"); }
 
 // `list` after this rule alone.
 LaunchList After(const FusionRule& rule, LaunchList list, int parts = 2) {
@@ -174,7 +176,8 @@ MlpActivationRecord ExpertActivation() {
 
 TEST(GateExpertsRule, MakesProductAndActivationOneLaunch) {
   const LaunchList before = {{0, NextNorm()}, {0, ExpertGateUp()}, {0, ExpertActivation()}, {0, Down()}};
-  const LaunchList after = {{0, NextNorm()}, {0, GatedExpertsRecord{ExpertGateUp(), ExpertActivation()}}, {0, Down()}};
+  const LaunchList after = {
+      {0, NextNorm()}, {0, GatedExpertsRecord{ExpertGateUp(), ExpertActivation(), {}}}, {0, Down()}};
   EXPECT_EQ(WordsOf(After(GateExperts(), before)), WordsOf(after));
 }
 
@@ -194,6 +197,101 @@ TEST(GateExpertsRule, LeavesOtherActivationsAlone) {
   activation = ExpertActivation();
   activation.times = 1;
   ExpectStays(GateExperts(), ExpertGateUp(), activation, "of other rows");
+}
+
+RouteRecord Router() { return {.x = kX, .norm = {Weight::kNorm, 1}, .hidden = kHidden, .experts = 4, .chosen = 2}; }
+PlaceExpertsRecord Places() {
+  return {.expert = {.tensor = Tensor::kChosen},
+          .slot = {.tensor = Tensor::kSlot},
+          .member = {.tensor = Tensor::kMember},
+          .tiles = {.tensor = Tensor::kTiles},
+          .experts = 4,
+          .chosen = 2,
+          .may_group = 1};
+}
+
+TEST(NormInRouteRule, LetsTheRouterLeaveItsRow) {
+  RouteRecord leaves = Router();
+  leaves.h = kH;
+  const LaunchList before = {{1, Router()}, {1, Places()}, {1, NextNorm()}, {1, ExpertGateUp()}};
+  EXPECT_EQ(WordsOf(After(NormInRoute(), before)), WordsOf({{1, leaves}, {1, Places()}, {1, ExpertGateUp()}}));
+}
+
+TEST(NormInRouteRule, LeavesOtherNormsAlone) {
+  const auto stays = [](const NormRecord& norm, const char* why) {
+    const LaunchList list = {{1, Router()}, {1, Places()}, {1, norm}};
+    EXPECT_EQ(WordsOf(After(NormInRoute(), list)), WordsOf(list)) << why;
+  };
+  NormRecord norm = NextNorm();
+  norm.w.step = 2;
+  stays(norm, "other weights");
+  norm = NextNorm();
+  norm.x = kAside;
+  stays(norm, "another row");
+  norm = NextNorm();
+  norm.eps = 1e-3f;
+  stays(norm, "another epsilon");
+  norm = NextNorm();
+  norm.out_step = 2 * kHidden;
+  stays(norm, "rows that do not follow each other");
+  norm = NextNorm();
+  norm.parts = 2;
+  stays(norm, "parts of x are still to be summed");
+  norm = NextNorm();
+  norm.out_type = WireType::kF32;
+  stays(norm, "a router leaves 16 bits");
+}
+
+ExpertProductRecord ExpertDown() {
+  return {.x = {.tensor = Tensor::kPairAct},
+          .y = {.tensor = Tensor::kPairOut},
+          .tiles = {.tensor = Tensor::kTiles},
+          .w = {Weight::kExpertDown, 0},
+          .n = kHidden,
+          .k = kIntermediate,
+          .may_group = 1,
+          .experts = 4,
+          .chosen = 2,
+          .y_is_f32 = 1};
+}
+ExpertSumRecord ExpertSum() {
+  return {.y = {.tensor = Tensor::kPairOut},
+          .slot = {.tensor = Tensor::kSlot},
+          .weight = {.tensor = Tensor::kRouteWeight},
+          .out = kX,
+          .size = kHidden,
+          .chosen = 2};
+}
+
+TEST(PairExpertsRule, LetsFewRowsDoWithoutPlaces) {
+  const GatedExpertsRecord gated{ExpertGateUp(), ExpertActivation(), {}};
+  PlaceExpertsRecord places = Places();
+  places.may_pair = 1;
+  const LaunchList before = {{0, Places()}, {0, gated}, {0, ExpertDown()}, {0, ExpertSum()}, {0, NextNorm()}};
+  const LaunchList after = {{0, places},
+                            {0, GatedExpertsRecord{ExpertGateUp(), ExpertActivation(), places.expert}},
+                            {0, SummedExpertsRecord{ExpertDown(), ExpertSum(), places.expert}},
+                            {0, NextNorm()}};
+  EXPECT_EQ(WordsOf(After(PairExperts(), before)), WordsOf(after));
+}
+
+TEST(PairExpertsRule, LeavesWhatItDoesNotKnowAlone) {
+  const auto stays = [](const ExpertProductRecord& product, const ExpertSumRecord& sum, const char* why) {
+    const GatedExpertsRecord gated{ExpertGateUp(), ExpertActivation(), {}};
+    const LaunchList list = {{0, Places()}, {0, gated}, {0, product}, {0, sum}};
+    EXPECT_EQ(WordsOf(After(PairExperts(), list)), WordsOf(list)) << why;
+  };
+  ExpertProductRecord product = ExpertDown();
+  product.x = kAct;
+  stays(product, ExpertSum(), "a product of something else");
+  product = ExpertDown();
+  product.y_is_f32 = 0;
+  stays(product, ExpertSum(), "a product that is rounded before it is summed");
+  ExpertSumRecord sum = ExpertSum();
+  sum.y = kAside;
+  stays(ExpertDown(), sum, "a sum of something else");
+  const LaunchList ungated = {{0, Places()}, {0, ExpertGateUp()}, {0, ExpertDown()}, {0, ExpertSum()}};
+  EXPECT_EQ(WordsOf(After(PairExperts(), ungated)), WordsOf(ungated)) << "no activation with the product";
 }
 
 SmallModel TwoLayers() {

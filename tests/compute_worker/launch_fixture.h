@@ -70,7 +70,7 @@ inline std::string NameOf(const LaunchRecord& record) {
   static constexpr const char* kNames[] = {
       "product",       "norm",  "combine",        "copy",          "clear",       "gated activation", "activation",
       "gated product", "heads", "seam",           "state inputs",  "state gates", "output gate",      "join keys",
-      "route",         "place", "expert product", "gated experts", "expert sum",  "gated add"};
+      "route",         "place", "expert product", "gated experts", "expert sum",  "summed experts",   "gated add"};
   static_assert(std::size(kNames) == std::variant_size_v<LaunchRecord>);
   const auto* const seam = std::get_if<SeamRecord>(&record);
   if (seam == nullptr) return kNames[record.index()];
