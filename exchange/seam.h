@@ -8,8 +8,8 @@ class GpuExchange;
 class SharedGpu;
 
 // The seam is the place in every attention op where q, k and v leave a compute worker and o comes back. A `Seam` says
-// how they cross in one step of a micro-batch, and with whom. It is a value: the compute worker chooses it once a step,
-// and both workers hand it to what computes on their device.
+// how they cross in one step of a micro-batch, and to which peers. It is a value: the compute worker chooses it once a
+// step, and both workers hand it to what computes on their device.
 //
 // This header is the contract of all ways across. A way consists of an alternative of `Seam`, of a `compute::Crossing`
 // (compute_worker/crossing.h: the frames of the step), and of what the backends of the two workers do with it. A new

@@ -59,7 +59,7 @@ absl::StatusOr<Vocabulary> Measured(TokenCounter& counter, const std::vector<std
     DT_ASSIGN_OR_RETURN(const int64_t all, counter.Count(absl::StrJoin(vocabulary.words, " ")));
     vocabulary.tokens_per_word = static_cast<double>(all) / static_cast<double>(vocabulary.words.size());
   }
-  // What a text has besides: the beginning and end tokens of the model.
+  // What a text has in addition: the beginning and end tokens of the model.
   const std::string& word = vocabulary.words.front();
   DT_ASSIGN_OR_RETURN(const int64_t few, counter.Count(Repeated(word, 2)));
   DT_ASSIGN_OR_RETURN(const double each, TokensOf(counter, word));

@@ -8,7 +8,8 @@
 namespace dovetail::attention {
 
 // How far the ranks of a prefill group (proto::PrefillPart) have come with one sequence on this attention worker. Its
-// watermark decides who may read: a rank may use an op once every rank before it has written its tokens of that op.
+// watermark decides which ranks may read: a rank may use an op once every rank before it has written its tokens of that
+// op.
 //   Errors:  kInvalidArgument names what does not fit the group; then nothing has changed.
 //   Threads: thread-compatible; a value.
 class JointAppend {

@@ -37,7 +37,7 @@ class CudaCrossing {
   // will lie on the device.
   virtual void AddTo(kernels::cuda::UploadLayout&, const CudaBatch&) {}
   virtual void Fill(std::byte* /*host*/, const std::byte* /*device*/, const CudaBatch&) {}
-  // What launches depend on besides: as StepWork::Add takes it.
+  // What else launches depend on: as StepWork::Add takes it.
   virtual std::array<uint64_t, 3> Words(const CudaBatch&) const { return {}; }
 
   // Before the kernel that computes q, k and v of an op.

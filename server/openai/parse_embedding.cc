@@ -96,7 +96,7 @@ absl::StatusOr<EmbeddingRequest> ParseLlamaEmbeddingRequest(const Json& body, co
   DT_RETURN_IF_ERROR(SharedFields(body, {}, kRefused).status());
   const FieldReader reader(body);
   const bool has_input = reader.Has("input");
-  if (has_input && reader.Has("content")) return BadField("content", "stands beside input; send one of them");
+  if (has_input && reader.Has("content")) return BadField("content", "stands next to input; send one of them");
   DT_ASSIGN_OR_RETURN(EmbeddingRequest request, ParseShared(reader, has_input ? "input" : "content", model));
   DT_ASSIGN_OR_RETURN(const auto norm, reader.Int("embd_normalize"));
   if (norm && *norm != -1 && *norm != 2)

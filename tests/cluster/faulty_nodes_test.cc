@@ -73,7 +73,7 @@ TEST_P(FaultyNodes, NoStreamChangesByABit) {
     };
     for (int i = 0; i < 4; ++i) submit(40 + 70 * i, 100, i);
     ASSERT_TRUE(cluster.UntilTokens(1, 20));
-    cluster.GiveUp(0);  // killed, or so everybody thinks: it speaks on
+    cluster.GiveUp(0);  // taken for dead by all others, and goes on sending
     ASSERT_TRUE(cluster.UntilTokens(2, 40));
     cluster.Stop(1);
     cluster.Turns(200);

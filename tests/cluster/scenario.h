@@ -65,7 +65,7 @@ struct Scenario {
   scheduler::PlacementPolicy placement = scheduler::PlacementPolicy::kRequest;
   int micro_batches = 1;
   bool prefix_cache = false;
-  int spare_blocks = -1;  // per worker, beyond what the largest request alone needs; -1: room for everybody
+  int spare_blocks = -1;  // per worker, beyond what the largest request alone needs; -1: room for all requests
   bool chunked = true;
   int step_tokens = kScenarioPositions;
   int max_seqs = 8;

@@ -224,7 +224,7 @@ TEST_F(ComputeWorkerCoreTest, APlanThatCannotRunFailsAtOnceAndSaysWhy) {
               HasSubstr("group 1 KV head 0: positions from 0 are placed nowhere"));
   expected = proto::StepStatus::kWorkerUnreachable;
   EXPECT_THAT(failure({Entry(1, On(5))}), HasSubstr("attention worker 5 of epoch 1 is not connected"));
-  EXPECT_EQ(finished_.failed_worker, WorkerId(5)) << "who may be lost already";
+  EXPECT_EQ(finished_.failed_worker, WorkerId(5)) << "which may be lost already";
   expected = proto::StepStatus::kWorkerFailed;
   EXPECT_THAT(failure({Entry(1, On(0), 65)}), HasSubstr("65 tokens; this worker takes 1..64"));
   EXPECT_THAT(failure({}), HasSubstr("0 tokens; this worker takes 1..64"));

@@ -40,8 +40,8 @@ class FakeRank {
   // K and V of later ranks, as they were put into the prompt's blocks.
   const std::vector<Shard>& kept() const { return kept_; }
   bool keeps = true;  // else its device fails to
-  // In a head switch: what was attended to, in order, for whom, and by what of others; and what came back for the
-  // step's own tokens.
+  // In a head switch: what was attended to, in order, for which rank, and with what of others; and what came back for
+  // the step's own tokens.
   struct Heads {
     int op = 0;
     int rank = 0;

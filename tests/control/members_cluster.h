@@ -70,7 +70,7 @@ struct Cluster {
     return reply->worker;
   }
   void Ready(WorkerId worker, uint64_t blocks = 100) { ASSERT_TRUE(members.Ready(worker, blocks, now, actions).ok()); }
-  // The worker connects to everybody that the newest list names.
+  // The worker connects to every member that the newest list names.
   void Apply(WorkerId worker) {
     uint64_t version = 0;
     for (const MemberAction& action : actions)

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/control/members_cluster.h"
 
-// Membership as a value: who may be used, and when.
+// Membership as a value: which members may be used, and when.
 
 namespace dovetail::scheduler {
 namespace {

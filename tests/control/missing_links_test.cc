@@ -131,7 +131,7 @@ TEST(BadLink, CostsTheComputeWorkerWhereAnotherOneReachesTheAttentionWorker) {
   EXPECT_THAT(cluster.WhyOut(cluster.c1), HasSubstr("c1 and far cannot reach each other"));
   EXPECT_TRUE(cluster.Serves(cluster.c2) && cluster.Serves(cluster.near) && cluster.Serves(cluster.far));
 
-  // It joins again and is kept out, until it reaches everybody.
+  // It joins again and is kept out, until it reaches every peer.
   for (const bool mended : {false, true}) {
     const uint32_t node = mended ? 6 : 5;
     const WorkerId again = cluster.Join(Role::kComputeWorker, node, "c1");

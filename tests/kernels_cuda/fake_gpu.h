@@ -53,7 +53,7 @@ struct FakeGpu {
   }
   int RunUntil(const std::function<bool()>& done) {
     while (!done())
-      if (!RunOne()) return 1;  // everybody waits
+      if (!RunOne()) return 1;  // all wait
     return 0;
   }
 };

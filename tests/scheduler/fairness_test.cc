@@ -168,7 +168,7 @@ TEST(Fairness, EachTenantWithAPromptGetsItsPartOfAStep) {
   EXPECT_THAT(StepsOfLongPrompts({"a", "a"}).front(), ElementsAre(120)) << "one tenant: one prompt after the other";
 }
 
-// Closed loop: everybody always has work. Tokens are then shared evenly, whatever the shapes of the requests.
+// Closed loop: every tenant always has work. Tokens are then shared evenly, whatever the shapes of the requests.
 TEST(Fairness, TenantsThatAlwaysHaveWorkGetEqualTokens) {
   ClusterOptions options;
   options.scheduler.attention = SmallTable(1, 1);

@@ -196,7 +196,7 @@ void UcxPeer::Put(SendWindow::Frame& frame) {
   Sent(frame);
 }
 
-// What every header tells besides.
+// What every header says in addition.
 void UcxPeer::Finish(WireHeader& header) {
   header.delivered = delivered_told_ = received_.delivered();
   spoke_ = port_.now_;

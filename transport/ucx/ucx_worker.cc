@@ -26,7 +26,7 @@ namespace {
 
 ucs_log_func_rc_t ForwardLog(const char*, unsigned, const char*, ucs_log_level_t level,
                              const ucs_log_component_config_t*, const char* format, va_list arguments) {
-  // Failures come back as statuses, which say what they mean here and what to do; what UCX says besides is for
+  // Failures come back as statuses, which say what they mean here and what to do; what UCX says in addition is for
   // debugging.
   if (level > UCS_LOG_LEVEL_WARN) return UCS_LOG_FUNC_RC_STOP;
   char text[512];
