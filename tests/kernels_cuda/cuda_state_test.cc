@@ -91,6 +91,31 @@ TEST_F(CudaStateTest, ARepeatedStepAndTokensTakenBackChangeNothing) {
   }
 }
 
+// Its blocks may belong to another sequence by then.
+TEST_F(CudaStateTest, AStepThatHasFailedChangesNothing) {
+  const auto zeros = Upload(std::vector<float>(1 << 16)), words = Upload(std::vector<uint64_t>{0, 7});
+  const std::vector<uint32_t> untouched(1 << 12, 0x5a5a5a5a);
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const int values : {48, 64}) {  // by state_append.cu, by state_decode.cu
+      const auto out = Upload(untouched);
+      const auto run = [&](CudaStream& on, const StateLaunch& launch) -> absl::Status {
+        StateLaunch of = launch;
+        of.failed = reinterpret_cast<const uint64_t*>(words->data());
+        DT_RETURN_IF_ERROR(AppendStates(on, of));
+        ++of.failed;
+        of.query = of.key_value = zeros->data();
+        of.out = out->data();
+        return AppendStates(on, of);
+      };
+      StateSequences all = Sequences(family, 64, values, 140, 2);
+      for (int t = 0; t < 140; t += 2) all.Run(*this, {{0, 2}, {1, 2}}, run);
+      EXPECT_LE(all.WorstError(), kBudget) << family.name << " of " << values << " values";
+      EXPECT_EQ(Download<uint32_t>(*out), untouched) << family.name << " of " << values << " values";
+    }
+  }
+}
+
 // Few heads are cut into slices of 32 columns, more into wider ones; sums keep their order.
 TEST_F(CudaStateTest, HowManySequencesThereAreChangesNoBit) {
   for (const Family& family : kFamilies) {
@@ -289,6 +314,14 @@ TEST_F(CudaStateChunkTest, TooLittleWorkspaceIsSaid) {
   StateSequences all = Sequences(kFamilies[0], 32, 32, 64, 1);
   all.Run(*this, {{0, 20}}, InChunks());
   EXPECT_TRUE(absl::IsResourceExhausted(AppendStatesInChunks(stream(), all.launch(), {})));
+}
+
+TEST_F(CudaStateChunkTest, DoNotLookAtWhetherTheirStepHasFailed) {
+  StateSequences all = Sequences(kFamilies[0], 32, 32, 64, 1);
+  all.Run(*this, {{0, 20}}, InChunks());
+  StateLaunch launch = all.launch();
+  launch.failed = reinterpret_cast<const uint64_t*>(launch.query);
+  EXPECT_TRUE(absl::IsInvalidArgument(AppendStatesInChunks(stream(), launch, {})));
 }
 
 TEST_F(CudaStateTest, AStateInBf16LosesWhatItsRoundingLoses) {

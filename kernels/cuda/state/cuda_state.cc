@@ -87,6 +87,8 @@ absl::Status AppendStatesInChunks(CudaStream& stream, const StateLaunch& args, s
   const CudaDevice& device = stream.device();
   if (!StatesRunInChunks(device, args))
     return InvalidArgument("linear state on a GPU: ", args.key_dim, " key dimensions do not run in chunks here");
+  if (args.failed != nullptr)
+    return InvalidArgument("linear state on a GPU: chunks do not look at whether their step has failed");
   if (args.unit_count == 0 || args.chunk_end == 0) return absl::OkStatus();
   if (StateChunksAreFused(args)) {
     DT_RETURN_IF_ERROR(stream.UseDevice());

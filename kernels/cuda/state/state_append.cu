@@ -447,7 +447,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kKeys, kSlice>)
     StateAppendKernel(const __grid_constant__ StateLaunch p) {
   using Work = Appender<kVector, kDelta, kKeys, kSlice>;
   __shared__ typename Work::Shared shared;
-  Work(p, shared).Run();
+  if (!IsVoid(p)) Work(p, shared).Run();
 }
 
 template <bool kVector, bool kDelta, int kKeys>

@@ -77,6 +77,8 @@ struct StateLaunch {
   const std::byte* key_value = nullptr;
   std::byte* out = nullptr;
   WireType wire = WireType::kBF16;  // of q, k, v and o
+  // In device memory, or null: where it is not 0, nothing is read and nothing written. Not in the chunked form.
+  const uint64_t* failed = nullptr;
 
   StateLayout layout;
   int32_t key_dim = 0, value_dim = 0;

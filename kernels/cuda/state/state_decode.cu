@@ -487,7 +487,7 @@ template <int kKeys, int kCols, bool kVector, bool kDelta>
 __global__ void __launch_bounds__(kThreads<kVector>, 1) StateDecodeKernel(const __grid_constant__ StateLaunch p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) std::byte memory[];
-  Decode<kKeys, kCols, kVector, kDelta>(p, memory);
+  if (!IsVoid(p)) Decode<kKeys, kCols, kVector, kDelta>(p, memory);
 #endif
 }
 

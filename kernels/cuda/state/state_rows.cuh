@@ -54,6 +54,11 @@ __device__ __forceinline__ void ForgetMidway(const StateLaunch& p, const StateBl
   if (p.layout.midway.rows > 0) MidwayWord(p, block, column) = 0;
 }
 
+// Whether the launch is to do nothing. By all threads.
+__device__ __forceinline__ bool IsVoid(const StateLaunch& p) {
+  return p.failed != nullptr && *static_cast<const volatile uint64_t*>(p.failed) != 0;
+}
+
 __device__ __forceinline__ StateUnit UnitOf(const StateLaunch& p, int unit) {
   if (p.units != nullptr) return p.units[unit];
   const int item = unit / p.heads;
