@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "compute_worker/cuda/cuda_crossing.h"
+#include "compute_worker/cuda/cuda_hybrid.h"
 
 namespace dovetail::compute {
 
@@ -22,6 +23,9 @@ struct StepShape {
 std::byte* DataOf(const CudaBatch::BufferPtr& buffer) { return buffer != nullptr ? buffer->data() : nullptr; }
 
 }  // namespace
+
+CudaLane::CudaLane() = default;
+CudaLane::~CudaLane() = default;
 
 absl::Status CudaBatch::BeginWork() {
   DT_RETURN_IF_ERROR(work->Begin(stream()));

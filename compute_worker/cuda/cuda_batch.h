@@ -14,15 +14,19 @@
 namespace dovetail::compute {
 
 class CudaCrossing;
+class CudaHybrid;
 
 // What pieces that run one after the other share on a GPU: a stream and scratch.
 // Threads: thread-compatible.
 struct CudaLane {
   using BufferPtr = std::unique_ptr<kernels::Buffer>;
+  CudaLane();
+  ~CudaLane();
   kernels::cuda::CudaStream* stream = nullptr;
   std::unique_ptr<kernels::cuda::CudaStream> own_stream;  // unless it is the workers'
   BufferPtr h, qkv, attended, gate_up, act, aside;        // scratch of a piece
   std::unique_ptr<CudaTokenSampler> sampler;
+  std::unique_ptr<CudaHybrid> hybrid;  // null for a dense model
 };
 
 // A micro-batch of a compute worker on a GPU, and the step that it runs.

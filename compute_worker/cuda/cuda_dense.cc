@@ -66,12 +66,6 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
     micro_batches_[i].lane = &shared_;
     DT_RETURN_IF_ERROR(AllocateMicroBatch(micro_batches_[i], rows));
   }
-  std::vector<const CudaHybridWeights*> hybrid;
-  for (const CudaStep& step : model_.steps()) hybrid.push_back(step.hybrid.get());
-  if (std::any_of(hybrid.begin(), hybrid.end(), [](const CudaHybridWeights* weights) { return weights != nullptr; })) {
-    DT_ASSIGN_OR_RETURN(hybrid_,
-                        CudaHybrid::Create(device, model_.model(), table_, hybrid, {rows, options.micro_batches}));
-  }
   if (options.prompt_blocks > 0) {
     if (options.rank_rows) {
       DT_ASSIGN_OR_RETURN(rank_rows_, CudaRankRows::Create(device, options.rank_rows_on_device));
@@ -85,9 +79,9 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
                                                                prompts_.get(), states_.get(), rank_rows_.get()));
   if (shared_gpu != nullptr)
     on_one_gpu_ = std::make_unique<CudaOneGpuCrossing>(table_, *shared_gpu, shared_, options.micro_batches);
-  // Experts have one scratch, products of weights in few bits another.
+  // Products of weights in few bits have one scratch.
   CudaPeerCrossing::MakeLane make_lane;
-  if (hybrid_ == nullptr && !model_.keeps()) make_lane = [this] { return MakeLane(); };
+  if (!model_.keeps()) make_lane = [this] { return MakeLane(); };
   DT_ASSIGN_OR_RETURN(between_gpus_, CudaPeerCrossing::Create(table_, stream_, shared_, std::move(make_lane),
                                                               options.micro_batches, prompts_.get()));
   return absl::OkStatus();
@@ -147,6 +141,16 @@ absl::Status CudaDense::AllocateLane(Lane& lane, CudaStream& stream, int micro_b
   DT_ASSIGN_OR_RETURN(lane.aside, device.Allocate(rows * hidden() * sizeof(float)));
   DT_ASSIGN_OR_RETURN(lane.sampler,
                       CudaTokenSampler::Create(model_, stream, *product_, static_cast<int>(most_rows_), micro_batches));
+  return AllocateHybrid(lane, micro_batches);
+}
+
+absl::Status CudaDense::AllocateHybrid(Lane& lane, int micro_batches) const {
+  std::vector<const CudaHybridWeights*> weights;
+  for (const CudaStep& step : model_.steps()) weights.push_back(step.hybrid.get());
+  if (std::all_of(weights.begin(), weights.end(), [](const CudaHybridWeights* of) { return of == nullptr; }))
+    return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(lane.hybrid, CudaHybrid::Create(model_.device(), model_.model(), table_, weights,
+                                                      {most_rows_ + kProductRowStep, micro_batches}));
   return absl::OkStatus();
 }
 
@@ -181,7 +185,7 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   // Kernels of a step that failed there may still read what the next step writes here.
   if (before != batch.lane) DT_RETURN_IF_ERROR(before->stream->SynchronizeStatus());
   batch.NameTensors();
-  if (hybrid_ != nullptr) hybrid_->NameTensors(batch);
+  if (batch.lane->hybrid != nullptr) batch.lane->hybrid->NameTensors(batch);
   batch.rows = 0;
   for (const proto::StepEntry& entry : core.PlanOf(id).entries) batch.rows += static_cast<int64_t>(entry.tokens.size());
   if (batch.rows > most_rows_)

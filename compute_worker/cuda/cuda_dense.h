@@ -88,6 +88,7 @@ class CudaDense final : public DenseBackend {
   CudaDense(const CudaModel& model, const proto::AttentionTable& table, kernels::cuda::CudaStream& stream);
   absl::Status Allocate(const ComputeWorkerOptions& options, exchange::SharedGpu* shared_gpu);
   absl::Status AllocateLane(Lane& lane, kernels::cuda::CudaStream& stream, int micro_batches) const;
+  absl::Status AllocateHybrid(Lane& lane, int micro_batches) const;
   absl::StatusOr<std::unique_ptr<Lane>> MakeLane() const;
   CudaCrossing& CrossingOf(const exchange::Seam& seam) const;
   // The micro-batch as its lane's sampler knows it.
@@ -110,7 +111,6 @@ class CudaDense final : public DenseBackend {
   std::unique_ptr<kernels::cuda::CudaProduct> product_;
   std::unique_ptr<LaunchRunner> runner_;
   std::vector<LaunchProgram> programs_;  // by how many parts products leave, less one
-  std::unique_ptr<CudaHybrid> hybrid_;   // null for a dense model
   int64_t most_rows_ = 0;
   Lane shared_;
   std::unique_ptr<CudaRankRows> rank_rows_;       // null: prompts are not divided among ranks that give each other rows

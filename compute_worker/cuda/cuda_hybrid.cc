@@ -104,7 +104,7 @@ void CudaHybrid::NameTensors(CudaBatch& batch) const {
   const auto name = [&batch](Tensor tensor, const BufferPtr& buffer) {
     batch.tensors[static_cast<size_t>(tensor)] = buffer != nullptr ? buffer->data() : nullptr;
   };
-  name(Tensor::kInput, kept_[batch.id.value()]);
+  name(Tensor::kInput, kept_[batch.id.value() % kept_.size()]);
   name(Tensor::kHeads, heads_);
   name(Tensor::kFactor, factor_);
   name(Tensor::kLow, low_);

@@ -14,12 +14,12 @@ namespace dovetail::compute {
 // The memory of the dense steps of hybrids and of mixtures of experts on a GPU: what goes into linear states, latent
 // keys and values, what gates their results, experts. Records name it (launch_records.h). Activations have the wire's
 // 16 bits; routers and gates of states are f32.
-// Threads: reactor-owned, as CudaDense, which owns it.
+// Threads: reactor-owned, as CudaDense. Each lane has one.
 class CudaHybrid {
  public:
   struct Shape {
-    int64_t rows = 0;  // of the largest step
-    int micro_batches = 1;
+    int64_t rows = 0;       // of the largest step
+    int micro_batches = 1;  // that take turns in it
   };
   // Takes the memory that a step of shape.rows needs: kResourceExhausted. `weights` by the model's step, null where a
   // step has none. `device` outlives it; nothing else is kept.
@@ -29,7 +29,7 @@ class CudaHybrid {
                                                             const std::vector<const CudaHybridWeights*>& weights,
                                                             const Shape& shape);
 
-  // Gives the names of this memory to the batch.
+  // Gives the names of this memory to the batch, which is one of those that take turns.
   void NameTensors(CudaBatch& batch) const;
 
   // Where a linear op's gates begin in its key_value tensor, [rows, heads, gates] f32.
