@@ -11,9 +11,12 @@ using Copy = DividedRows::Copy;
 using Tensor = DividedRows::Tensor;
 
 // Why an item cannot be exchanged by GPUs; OK: it can.
-absl::Status CheckItem(const proto::ShardStep& item) {
+absl::Status CheckItem(const proto::ShardStep& item, const proto::SoftmaxSpec& spec) {
   if (item.states != proto::StateExchange::kTokens)
     return FailedPrecondition("the linear layers of a prompt run on the compute worker, and states cross");
+  if (spec.linear() && item.q_len > exchange::kMostStateTokens)
+    return FailedPrecondition("a sequence has more than ", exchange::kMostStateTokens,
+                              " new tokens for linear states of attention workers");
   if (item.attend_end != proto::kOpenEnd || item.gather_count > 0 || item.rows.q_count == 0)
     return FailedPrecondition("a prompt of a divided sequence is attended on the compute worker");
   return absl::OkStatus();
@@ -75,6 +78,11 @@ struct ItemRows {
     return KvHeads(spec->value_dim)
         .Rows(part, Tensor::kValue, row + item->rows.kv_first, item->rows.kv_count, item->value_offset);
   }
+  Copy Gates() const {
+    const auto bytes = spec->gates * static_cast<int64_t>(sizeof(float));
+    return Heads{spec->kv_heads, item->kv_heads.begin, item->kv_heads.size(), bytes}.Rows(
+        part, Tensor::kGates, row + item->rows.kv_first, item->rows.kv_count, item->gate_offset);
+  }
   Copy Output() const {
     return QueryHeads(spec->value_dim)
         .Rows(part, Tensor::kOutput, row + item->rows.q_first, item->rows.q_count, payload->o_at);
@@ -103,6 +111,8 @@ void AddItems(const std::vector<ItemRows>& items, DividedRows::Group& group) {
     if (!item.payload->shares_query) Add(item.Query(), group.leaving);
   for (const ItemRows& item : items) Add(item.Key(), group.leaving);
   for (const ItemRows& item : items) Add(item.Value(), group.leaving);
+  for (const ItemRows& item : items)
+    if (item.spec->gates > 0) Add(item.Gates(), group.leaving);
   for (const ItemRows& item : items) {
     if (item.item->finished())
       Add(item.Output(), group.arriving);
@@ -151,7 +161,7 @@ absl::Status DivideRows(const ComputeWorkerCore& core, MicroBatchId id, DividedR
       items.clear();
       for (size_t i = 0; i < layout.items.size(); ++i) {
         const proto::ShardStep& item = layout.items[i];
-        DT_RETURN_IF_ERROR(CheckItem(item));
+        DT_RETURN_IF_ERROR(CheckItem(item, spec));
         items.push_back(
             {static_cast<int>(p), row_begin[static_cast<size_t>(item.entry)], &item, &payloads.items[i], &spec});
       }

@@ -7,13 +7,14 @@
 
 namespace dovetail::compute {
 
-// What crosses between GPUs in a step whose sequences are divided among attention workers, by layer group: which bytes
+// What crosses between GPUs in a step whose sequences are divided among attention workers, or whose model has linear
+// states (ADR 77, ADR 79), by layer group: which bytes
 // of the step's tensors go to which worker's payload, and which bytes of its answer come back where. Payloads and
 // answers are laid out as exchange/divided_payloads.h says. DivideRows keeps the capacity.
 // Threads: thread-compatible.
 struct DividedRows {
-  // Rows of the step, row-major over heads: q, k, v, and o of all heads.
-  enum class Tensor : uint8_t { kQuery, kKey, kValue, kOutput };
+  // Rows of the step, row-major over heads: q, k, v, the gates of linear states, and o of all heads.
+  enum class Tensor : uint8_t { kQuery, kKey, kValue, kGates, kOutput };
   struct Copy {
     int part = 0;  // index among ComputeWorkerCore::PartsOf
     Tensor tensor = Tensor::kQuery;
@@ -36,7 +37,7 @@ struct DividedRows {
   };
   struct Group {
     std::vector<int> parts;     // that have rows in it, ascending
-    std::vector<Copy> leaving;  // q, k and v
+    std::vector<Copy> leaving;  // q, k, v and gates
     std::vector<Copy> arriving;
     std::vector<Join> joins;
     int64_t joined_rows_and_heads = 0;  // the most of a join

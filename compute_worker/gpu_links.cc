@@ -16,7 +16,12 @@ GpuLinks::GpuLinks(const ComputeWorkerCore& core, transport::Port& port, const e
 }
 
 absl::Status GpuLinks::Supports(const proto::AttentionTable& table) {
-  if (table.has_linear()) return FailedPrecondition("the model has linear states, which cross through the hosts");
+  for (int g = 0; g < table.group_count(); ++g) {
+    const proto::LinearSpec* const spec = table.linear(LayerGroup(static_cast<uint16_t>(g)));
+    if (spec == nullptr || (spec->key_dim % 2 == 0 && spec->value_dim % 2 == 0)) continue;
+    return FailedPrecondition("the model has linear states of ", spec->key_dim, " x ", spec->value_dim,
+                              ", whose rows GPUs do not copy by themselves: both have to be even");
+  }
   return absl::OkStatus();
 }
 

@@ -26,7 +26,7 @@ absl::Status GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
     if (std::find(gpus.begin(), gpus.begin() + p, gpus[p]) != gpus.begin() + p)
       return FailedPrecondition("two attention workers of a step share the GPU ", std::string(gpus[p]));
   }
-  rows.divides = !SpreadRows(core, id, rows.spread);
+  rows.divides = CrossesAsDivided(core, id, rows.spread);
   if (rows.divides) return DivideRows(core, id, rows.divided);
   if (!core.PromptsOf(id).empty() && rows.spread.runs.size() > kMostPromptRuns)
     return FailedPrecondition("rows of a step's prompts and of its decodes take turns more than ", kMostPromptRuns,

@@ -15,7 +15,7 @@ namespace dovetail::compute {
 
 // Whose the rows of a step between GPUs are.
 struct PeerRows {
-  bool divides = false;  // some sequences are divided: `divided` says how; else `spread`
+  bool divides = false;  // CrossesAsDivided: `divided` says how; else `spread`
   RowSpread spread;
   DividedRows divided;
 };

@@ -70,4 +70,8 @@ bool SpreadRows(const ComputeWorkerCore& core, MicroBatchId id, RowSpread& sprea
   return true;
 }
 
+bool CrossesAsDivided(const ComputeWorkerCore& core, MicroBatchId id, RowSpread& spread) {
+  return core.table().has_linear() || !SpreadRows(core, id, spread);
+}
+
 }  // namespace dovetail::compute

@@ -32,4 +32,8 @@ struct RowSpread {
 // neither wholly on its worker nor wholly here. `spread` is then unspecified.
 bool SpreadRows(const ComputeWorkerCore& core, MicroBatchId id, RowSpread& spread);
 
+// Whether a step between GPUs crosses as lists of copies (divided_rows.h), of whole sequences, too: gates of linear
+// states are no rows of `spread`. False: it is as SpreadRows says.
+bool CrossesAsDivided(const ComputeWorkerCore& core, MicroBatchId id, RowSpread& spread);
+
 }  // namespace dovetail::compute

@@ -27,8 +27,9 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
   if (tuning.dense != nullptr) {
     // Unless it is asked for, prompts of steps between GPUs are attended where the blocks are: both GPUs work then.
-    const bool linked =
-        tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes && GpuLinks::Supports(table).ok();
+    // Those of models with linear states go through the hosts in any case.
+    const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes && !table.has_linear() &&
+                        GpuLinks::Supports(table).ok();
     const bool elsewhere = tuning.shared_gpu != nullptr || linked;
     options.prompt_blocks =
         elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);

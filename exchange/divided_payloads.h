@@ -6,6 +6,10 @@
 
 namespace dovetail::exchange {
 
+// A sequence brings at most so many new tokens to linear states that cross between GPUs: attention workers take them
+// token by token. Those of a prompt's part are computed on the compute worker, and states cross through the hosts.
+inline constexpr int kMostStateTokens = 16;
+
 // How q of a layer group's items and their answers lie in the slots between two GPUs (gpu_exchange.h). Both sides build
 // it from the layout. K and V, and all of it where no sequence is divided by tokens, lie as proto::StepLayout says.
 //   q:      shards of one sequence and head range share its rows, from the first that one of them answers on
@@ -28,7 +32,7 @@ struct DividedPayloads {
   int64_t answer_bytes = 0;
 };
 
-// Not of linear states.
+// Of linear states whose tokens come (proto::StateExchange::kTokens); those have no token shards.
 // Threads: pure.
 DividedPayloads DividedPayloadsOf(const proto::StepLayout& layout, const proto::SoftmaxSpec& spec);
 

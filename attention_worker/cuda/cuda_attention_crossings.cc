@@ -46,6 +46,12 @@ uint64_t CudaAttentionExecutor::Crossing::WordOf(const std::vector<AppendRun>& a
   return word;
 }
 
+absl::Status CudaAttentionExecutor::Crossing::CheckTokensCome(MicroBatchId id, int op) const {
+  const proto::StepLayout& layout = executor_.core_.LayoutOf(id, executor_.core_.table().op_group[op]);
+  if (!layout.with_states && layout.query_bytes > 0) return absl::OkStatus();
+  return Internal("attention op ", op, ": a state that crosses does not come from GPU to GPU");
+}
+
 absl::Status CudaAttentionExecutor::HostCrossing::Use(const exchange::Seam&, MicroBatchId, MicroBatch& batch) {
   batch.stream = &executor_.stream_;
   batch.work = nullptr;
@@ -67,6 +73,29 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Run(Mi
   DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, appended));
   DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.query->data()));
   return Answer(batch, batch.groups[group.value()], executor_.core_.LayoutOf(id, group).partial_bytes);
+}
+
+// Without queries it is a part of a move.
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::RunState(MicroBatchId id, int op,
+                                                                                   std::span<const std::byte> key_value,
+                                                                                   MicroBatch& batch) {
+  const proto::StepLayout& layout = executor_.core_.LayoutOf(id, executor_.core_.table().op_group[op]);
+  CudaStateExecutor& states = *executor_.states_;
+  if (layout.with_states) {
+    DT_RETURN_IF_ERROR(states.TakeStates(id, op, key_value));
+    if (layout.partial_bytes == 0) return std::span<const std::byte>();
+  } else if (layout.query_bytes == 0) {
+    DT_RETURN_IF_ERROR(states.Restore(id, op, key_value));
+    return std::span<const std::byte>();
+  }
+  CudaStream& stream = executor_.stream_;
+  const std::byte* const appended = batch.key_value->data();
+  DT_RETURN_IF_ERROR(stream.Copy(batch.key_value->data(), key_value.data(), key_value.size()));
+  const std::byte* const query = layout.with_states ? appended : batch.query->data();
+  DT_RETURN_IF_ERROR(states.Run(id, op, {query, appended, batch.partial->data()}));
+  DT_RETURN_IF_ERROR(stream.Copy(batch.partial_host->data(), batch.partial->data(), layout.partial_bytes));
+  DT_RETURN_IF_ERROR(stream.SynchronizeStatus());  // also: payloads may be written anew once they are answered
+  return transport::Lend(batch.partial_host, layout.partial_bytes);
 }
 
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Answer(MicroBatch& batch,
@@ -102,6 +131,14 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::OneGpuCrossing::Run(
   DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, key_value.data()));
   DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.payload.data()));
   return Lend(op, batch);
+}
+
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::OneGpuCrossing::RunState(
+    MicroBatchId id, int op, std::span<const std::byte> key_value, MicroBatch& batch) {
+  DT_RETURN_IF_ERROR(CheckTokensCome(id, op));
+  const LayerGroup group = executor_.core_.table().op_group[op];
+  DT_RETURN_IF_ERROR(executor_.states_->Run(id, op, {batch.payload.data(), key_value.data(), batch.partial->data()}));
+  return transport::Lend(batch.partial, executor_.core_.LayoutOf(id, group).partial_bytes);
 }
 
 // The same launches in every step of as many sequences, as long as no memory moves.
@@ -183,6 +220,27 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(Mi
         DT_RETURN_IF_ERROR(r.executor->Attend(*r.batch, of, r.op_index, r.query, r.answer));
         return kernels::cuda::ExchangeSignal(stream, {r.end, number});
       }));
+  return transport::LentBytes();  // no frame takes it
+}
+
+// Waits for q, k, v and gates, then appends, unless they did not come: then its blocks may be another sequence's.
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::RunState(MicroBatchId id, int op,
+                                                                                   std::span<const std::byte> key_value,
+                                                                                   MicroBatch& batch) {
+  DT_RETURN_IF_ERROR(CheckTokensCome(id, op));
+  const exchange::GpuExchange& peer = *steps_[id.value()].peer;
+  const kernels::cuda::ExchangeEnd end = peer.End(id);
+  const CudaStateExecutor::Payloads payloads{batch.payload.data(), key_value.data(), peer.peer_slot(id),
+                                             &end.own->failure};
+  DT_ASSIGN_OR_RETURN(const kernels::cuda::StateLaunch launch, executor_.states_->LaunchOf(id, op, payloads));
+  std::vector<uint64_t> what = CudaStateExecutor::WordsOf(launch);
+  const auto number = static_cast<uint32_t>(op);
+  for (const uint64_t word : {kernels::cuda::StepWork::Word(end.peer), uint64_t{number}}) what.push_back(word);
+  DT_RETURN_IF_ERROR(batch.work->Add(*batch.stream, what, [launch, end, number](CudaStream& stream) -> absl::Status {
+    DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {end, number}));
+    DT_RETURN_IF_ERROR(kernels::cuda::AppendStates(stream, launch));
+    return kernels::cuda::ExchangeSignal(stream, {end, number});
+  }));
   return transport::LentBytes();  // no frame takes it
 }
 

@@ -31,6 +31,11 @@ class CudaAttentionExecutor::Crossing {
   // Appends and attends a softmax op; the payload of its answer.
   virtual absl::StatusOr<transport::LentBytes> Run(MicroBatchId id, int op, std::span<const std::byte> key_value,
                                                    MicroBatch& batch) = 0;
+  // Launches of linear states may be part of a recorded step.
+  virtual bool records_states() const { return false; }
+  // Appends to the states of a linear op; the payload of its answer. Through the hosts also states that cross.
+  virtual absl::StatusOr<transport::LentBytes> RunState(MicroBatchId id, int op, std::span<const std::byte> key_value,
+                                                        MicroBatch& batch) = 0;
   // After the last op.
   virtual absl::Status Launch(MicroBatch&) { return absl::OkStatus(); }
   // Waits for all that was launched in streams of its own.
@@ -57,6 +62,8 @@ class CudaAttentionExecutor::Crossing {
   };
   // Of the step and the op; not what one way alone has.
   AttendRecord RecordOf(int op, const std::byte* key_value, MicroBatch& batch) const;
+  // Of a step whose tokens come to the device: kInternal if they do not.
+  absl::Status CheckTokensCome(MicroBatchId id, int op) const;
   // Tells appends that are not one run apart.
   static uint64_t WordOf(const std::vector<AppendRun>& appends, uint64_t word);
 
@@ -73,6 +80,8 @@ class CudaAttentionExecutor::HostCrossing final : public Crossing {
   absl::Status TakeQuery(MicroBatch& batch) override;
   absl::StatusOr<transport::LentBytes> Run(MicroBatchId id, int op, std::span<const std::byte> key_value,
                                            MicroBatch& batch) override;
+  absl::StatusOr<transport::LentBytes> RunState(MicroBatchId id, int op, std::span<const std::byte> key_value,
+                                                MicroBatch& batch) override;
 
  private:
   absl::StatusOr<transport::LentBytes> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);
@@ -87,6 +96,8 @@ class CudaAttentionExecutor::OneGpuCrossing final : public Crossing {
   absl::Status Use(const exchange::Seam& seam, MicroBatchId id, MicroBatch& batch) override;
   absl::StatusOr<transport::LentBytes> Run(MicroBatchId id, int op, std::span<const std::byte> key_value,
                                            MicroBatch& batch) override;
+  absl::StatusOr<transport::LentBytes> RunState(MicroBatchId id, int op, std::span<const std::byte> key_value,
+                                                MicroBatch& batch) override;
 
  private:
   absl::Status Add(MicroBatchId id, int op, const std::byte* key_value, MicroBatch& batch);
@@ -102,10 +113,13 @@ class CudaAttentionExecutor::PeerCrossing final : public Crossing {
   PeerCrossing(CudaAttentionExecutor& executor, int micro_batches) : Crossing(executor), steps_(micro_batches) {}
   ~PeerCrossing() override { (void)PeerCrossing::Synchronize(); }
   bool answers_are_here() const override { return false; }
+  bool records_states() const override { return true; }
   absl::Status Use(const exchange::Seam& seam, MicroBatchId id, MicroBatch& batch) override;
   absl::Status Begin(MicroBatchId id, MicroBatch& batch) override;
   absl::StatusOr<transport::LentBytes> Run(MicroBatchId id, int op, std::span<const std::byte> key_value,
                                            MicroBatch& batch) override;
+  absl::StatusOr<transport::LentBytes> RunState(MicroBatchId id, int op, std::span<const std::byte> key_value,
+                                                MicroBatch& batch) override;
   absl::Status Launch(MicroBatch& batch) override { return batch.work->Launch(*batch.stream); }
   absl::Status Synchronize() override;
 

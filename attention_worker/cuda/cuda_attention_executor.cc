@@ -190,8 +190,9 @@ absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id, const exchange:
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     if (core_.table().linear(group) != nullptr) {
-      DT_RETURN_IF_ERROR(states_->Prepare(id, group));
-      if (batch.work != nullptr) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
+      DT_RETURN_IF_ERROR(states_->Prepare(id, group, *batch.stream));
+      if (batch.work != nullptr && !(batch.crossing->records_states() && states_->IsRegular(id, group)))
+        DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
       continue;
     }
     GroupStep& step = batch.groups[g];
@@ -430,33 +431,6 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::GiveStates(MicroBatc
   return transport::Lend(batch.partial_host, core_.LayoutOf(id, core_.table().op_group[op]).before_bytes);
 }
 
-// Without queries it is a part of a move.
-absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::RunState(MicroBatch& batch, MicroBatchId id, int op,
-                                                                     std::span<const std::byte> key_value) {
-  const proto::StepLayout& layout = core_.LayoutOf(id, core_.table().op_group[op]);
-  if (OnDevice(batch) && (layout.with_states || layout.query_bytes == 0))
-    return Internal("a state that crosses does not come over one GPU");
-  if (layout.with_states) {
-    DT_RETURN_IF_ERROR(states_->TakeStates(id, op, key_value));
-    if (layout.partial_bytes == 0) return std::span<const std::byte>();
-  } else if (layout.query_bytes == 0) {
-    DT_RETURN_IF_ERROR(states_->Restore(id, op, key_value));
-    return std::span<const std::byte>();
-  }
-  const std::byte *query = batch.payload.data(), *appended = key_value.data();
-  if (!OnDevice(batch)) {
-    DT_RETURN_IF_ERROR(stream_.Copy(batch.key_value->data(), key_value.data(), key_value.size()));
-    appended = batch.key_value->data();
-    query = layout.with_states ? appended : batch.query->data();
-  }
-  DT_RETURN_IF_ERROR(states_->Run(id, op, query, appended, batch.partial->data()));
-  batch.payload = {};
-  if (OnDevice(batch)) return transport::Lend(batch.partial, layout.partial_bytes);
-  DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), layout.partial_bytes));
-  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
-  return transport::Lend(batch.partial_host, layout.partial_bytes);
-}
-
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::AppendAndFinish(MicroBatchId id, int op,
                                                                             std::span<const std::byte> key_value) {
   MicroBatch& batch = micro_batches_[id.value()];
@@ -466,7 +440,11 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::AppendAndFinish(Micr
   const GroupStep& step = batch.groups[group.value()];
   if (!batch.prepared || batch.payload.size() != static_cast<size_t>(layout.query_bytes))
     return Internal("attention op ", op, ": k and v came without q");
-  if (core_.table().linear(group) != nullptr) return RunState(batch, id, op, key_value);
+  if (core_.table().linear(group) != nullptr) {
+    DT_ASSIGN_OR_RETURN(transport::LentBytes answer, batch.crossing->RunState(id, op, key_value, batch));
+    batch.payload = {};
+    return answer;
+  }
   if (!step.regular && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(batch, id, group, op_index));
   DT_ASSIGN_OR_RETURN(transport::LentBytes answer, batch.crossing->Run(id, op, key_value, batch));
   batch.payload = {};

@@ -131,8 +131,6 @@ class CudaAttentionExecutor final : public AttentionBackend {
                       const kernels::cuda::ExchangeEnd* await = nullptr, int op = -1);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,
                       std::byte* elsewhere = nullptr);
-  absl::StatusOr<transport::LentBytes> RunState(MicroBatch& batch, MicroBatchId id, int op,
-                                                std::span<const std::byte> key_value);
   absl::Status GatherEarlier(MicroBatch& batch, MicroBatchId id, int op);
   // K and V of these tokens of a shard, wire dtype, host memory: [tokens, heads, key_dim], [tokens, heads, value_dim].
   absl::Status GatherRows(int op, int heads, const ShardState& shard, const proto::TokenRange& tokens, std::byte* k,

@@ -4,10 +4,12 @@
 #include <cstring>
 #include <utility>
 
+#include "exchange/divided_payloads.h"
 #include "linear_attention/packed_state.h"
 
 namespace dovetail::attention {
 
+using kernels::cuda::CudaStream;
 using kernels::cuda::StateItem;
 using kernels::cuda::StateLaunch;
 using kernels::cuda::StateUnit;
@@ -15,8 +17,8 @@ using kernels::cuda::WireType;
 
 namespace {
 
-constexpr int kMostSingleTokens = 16;                      // of an item that goes token by token
-constexpr size_t kMostWorkspaceBytes = size_t{128} << 20;  // for chunks, unless one of each head needs more
+constexpr int kMostSingleTokens = exchange::kMostStateTokens;  // of an item that goes token by token
+constexpr size_t kMostWorkspaceBytes = size_t{128} << 20;      // for chunks, unless one of each head needs more
 
 int64_t BlockOf(Position position) { return position / kSegmentTokens; }
 
@@ -121,8 +123,9 @@ bool CudaStateExecutor::IsEven(MicroBatchId id, LayerGroup group, int64_t& step)
   return true;
 }
 
-absl::Status CudaStateExecutor::Prepare(MicroBatchId id, LayerGroup group) {
+absl::Status CudaStateExecutor::Prepare(MicroBatchId id, LayerGroup group, CudaStream& stream) {
   GroupStep& step = micro_batches_[id.value()][group.value()];
+  step.stream = &stream;
   int64_t blocks_apart = 0;
   step.launch.even = IsEven(id, group, blocks_apart);
   step.launch.step = blocks_apart * static_cast<int64_t>(arena_.block_bytes);
@@ -195,20 +198,21 @@ absl::Status CudaStateExecutor::Plan(MicroBatchId id, LayerGroup group, int op_i
   step.launch.unit_count = step.chunks.unit_count = 0;
   if (blocks.empty()) return absl::OkStatus();
   kernels::cuda::UploadLayout at;
-  const size_t blocks_at = at.Add<const std::byte*>(blocks.size());
+  // What grows with the sequences comes last: the others' addresses stay from step to step.
   size_t items_at[2], units_at[2];
   for (const int kind : {0, 1}) {
     items_at[kind] = at.Add<StateItem>(items[kind].size());
     units_at[kind] = at.Add<StateUnit>(units[kind].size());
   }
-  DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(stream_, at.bytes()));
+  const size_t blocks_at = at.Add<const std::byte*>(blocks.size());
+  DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(*step.stream, at.bytes()));
   std::memcpy(host + blocks_at, blocks.data(), blocks.size() * sizeof(const std::byte*));
   for (const int kind : {0, 1}) {
     if (items[kind].empty()) continue;
     std::memcpy(host + items_at[kind], items[kind].data(), items[kind].size() * sizeof(StateItem));
     std::memcpy(host + units_at[kind], units[kind].data(), units[kind].size() * sizeof(StateUnit));
   }
-  DT_RETURN_IF_ERROR(step.tables->Send(stream_));
+  DT_RETURN_IF_ERROR(step.tables->Send(*step.stream));
   std::byte* const there = step.tables->device();
   for (const int kind : {0, 1}) {
     StateLaunch& launch = kind == 0 ? step.launch : step.chunks;
@@ -217,7 +221,13 @@ absl::Status CudaStateExecutor::Plan(MicroBatchId id, LayerGroup group, int op_i
     launch.units = reinterpret_cast<const StateUnit*>(there + units_at[kind]);
     launch.unit_count = static_cast<int32_t>(units[kind].size());
   }
+  return GrowWorkspace(step);
+}
+
+// One for all micro-batches: steps that go in chunks share a stream.
+absl::Status CudaStateExecutor::GrowWorkspace(const GroupStep& step) {
   if (step.chunks.unit_count == 0) return absl::OkStatus();
+  if (step.stream != &stream_) return Internal("linear states of many tokens go in the worker's own stream");
   const size_t bytes = kernels::cuda::StateWorkspaceBytes(step.chunks, kMostWorkspaceBytes);
   if (workspace_ != nullptr && workspace_->size_bytes() >= bytes) return absl::OkStatus();
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // what still runs uses the old memory
@@ -226,28 +236,60 @@ absl::Status CudaStateExecutor::Plan(MicroBatchId id, LayerGroup group, int op_i
   return absl::OkStatus();
 }
 
-absl::Status CudaStateExecutor::Run(MicroBatchId id, int op, const std::byte* query, const std::byte* key_value,
-                                    std::byte* out) {
+bool CudaStateExecutor::IsRegular(MicroBatchId id, LayerGroup group) const {
+  const GroupStep& step = micro_batches_[id.value()][group.value()];
+  return step.launch.even && !step.incomplete && step.chunks.unit_count == 0;
+}
+
+absl::StatusOr<CudaStateExecutor::GroupStep*> CudaStateExecutor::PlannedFor(MicroBatchId id, int op) {
   const LayerGroup group = core_.table().op_group[op];
   const int op_index = core_.table().op_index_in_group[op];
   GroupStep& step = micro_batches_[id.value()][group.value()];
-  if (step.incomplete) DT_RETURN_IF_ERROR(Prepare(id, group));  // by now the block is there
+  if (step.incomplete) DT_RETURN_IF_ERROR(Prepare(id, group, *step.stream));  // by now the block is there
   if (!step.launch.even && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(id, group, op_index));
-  const auto complete = [&](StateLaunch launch) {
-    launch.op = op_index;
-    launch.query = query;
-    launch.key_value = key_value;
-    launch.out = out;
-    launch.log_decay = Floats(constants_[op].log_decay);
-    launch.conv = Floats(constants_[op].conv);
-    launch.conv_bias = Floats(constants_[op].conv_bias);
-    launch.skip = Floats(constants_[op].skip);
-    return launch;
-  };
-  if (step.launch.unit_count > 0) DT_RETURN_IF_ERROR(kernels::cuda::AppendStates(stream_, complete(step.launch)));
-  if (step.chunks.unit_count == 0) return absl::OkStatus();
-  return kernels::cuda::AppendStatesInChunks(stream_, complete(step.chunks),
+  return &step;
+}
+
+StateLaunch CudaStateExecutor::Complete(StateLaunch launch, int op, const Payloads& payloads) const {
+  launch.op = core_.table().op_index_in_group[op];
+  launch.query = payloads.query;
+  launch.key_value = payloads.key_value;
+  launch.out = payloads.out;
+  launch.failed = payloads.failed;
+  launch.log_decay = Floats(constants_[op].log_decay);
+  launch.conv = Floats(constants_[op].conv);
+  launch.conv_bias = Floats(constants_[op].conv_bias);
+  launch.skip = Floats(constants_[op].skip);
+  return launch;
+}
+
+absl::Status CudaStateExecutor::Run(MicroBatchId id, int op, const Payloads& payloads) {
+  DT_ASSIGN_OR_RETURN(GroupStep* const step, PlannedFor(id, op));
+  if (step->launch.unit_count > 0)
+    DT_RETURN_IF_ERROR(kernels::cuda::AppendStates(*step->stream, Complete(step->launch, op, payloads)));
+  if (step->chunks.unit_count == 0) return absl::OkStatus();
+  return kernels::cuda::AppendStatesInChunks(*step->stream, Complete(step->chunks, op, payloads),
                                              {workspace_->data(), workspace_->size_bytes()});
+}
+
+absl::StatusOr<StateLaunch> CudaStateExecutor::LaunchOf(MicroBatchId id, int op, const Payloads& payloads) {
+  DT_ASSIGN_OR_RETURN(GroupStep* const step, PlannedFor(id, op));
+  if (step->chunks.unit_count > 0) return Internal("attention op ", op, ": its states go in chunks");
+  return Complete(step->launch, op, payloads);
+}
+
+std::vector<uint64_t> CudaStateExecutor::WordsOf(const StateLaunch& launch) {
+  const auto word = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+  return {word(launch.items),
+          word(launch.units),
+          word(launch.blocks),
+          static_cast<uint64_t>(launch.unit_count),
+          static_cast<uint64_t>(launch.step),
+          static_cast<uint64_t>(launch.even),
+          word(launch.query),
+          word(launch.key_value),
+          word(launch.out),
+          word(launch.failed)};
 }
 
 absl::Status CudaStateExecutor::GrowStaging(size_t bytes) {

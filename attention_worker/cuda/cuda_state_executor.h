@@ -14,7 +14,8 @@ namespace dovetail::attention {
 // The linear states of a worker on a GPU, in KvBlocks of the same arena as K and V (kernels/cuda/state/state_layout.h).
 // A step's items and blocks are uploaded once for all ops of a layer group where their blocks lie evenly, else for each
 // op.
-// Threads: reactor-owned; all work goes into the stream it was made with.
+// Threads: reactor-owned. Steps run in streams that they are prepared with, states that cross in the one it was made
+// with.
 class CudaStateExecutor {
  public:
   // Whether the blocks of a set lie evenly spaced, and how many blocks apart.
@@ -35,11 +36,23 @@ class CudaStateExecutor {
                                                                    const AttentionWorkerCore& core, Arena arena,
                                                                    int micro_batches);
 
-  // For core.LayoutOf(id, group), a linear group. kResourceExhausted.
-  absl::Status Prepare(MicroBatchId id, LayerGroup group);
+  // For core.LayoutOf(id, group), a linear group, whose ops run in `stream`, which outlives the step.
+  // kResourceExhausted.
+  absl::Status Prepare(MicroBatchId id, LayerGroup group, kernels::cuda::CudaStream& stream);
+  // Nothing is uploaded between the ops of the step, and none goes in chunks: its launches can be recorded.
+  bool IsRegular(MicroBatchId id, LayerGroup group) const;
 
-  // Payloads on the device, as proto::StepLayout says; `out` is that of kPartial.
-  absl::Status Run(MicroBatchId id, int op, const std::byte* query, const std::byte* key_value, std::byte* out);
+  // On the device, as proto::StepLayout says.
+  struct Payloads {
+    const std::byte *query = nullptr, *key_value = nullptr;
+    std::byte* out = nullptr;          // that of kPartial
+    const uint64_t* failed = nullptr;  // StateLaunch::failed
+  };
+  absl::Status Run(MicroBatchId id, int op, const Payloads& payloads);
+  // What Run enqueues of a step that does not go in chunks (kernels::cuda::AppendStates).
+  absl::StatusOr<kernels::cuda::StateLaunch> LaunchOf(MicroBatchId id, int op, const Payloads& payloads);
+  // All that tells such a launch from others of its op.
+  static std::vector<uint64_t> WordsOf(const kernels::cuda::StateLaunch& launch);
 
   // As LinearExecutor's: states that cross in place of tokens, in host memory and in the form of the CPU.
   absl::Status GiveStates(MicroBatchId id, int op, std::byte* out);
@@ -59,7 +72,8 @@ class CudaStateExecutor {
     std::unique_ptr<kernels::cuda::StagedUpload> tables;
     // Of all but what an op brings: items of few tokens, and those that go in chunks.
     kernels::cuda::StateLaunch launch, chunks;
-    int planned_op = -1;      // whose blocks the tables hold; any, if they lie evenly
+    kernels::cuda::CudaStream* stream = nullptr;  // of the step
+    int planned_op = -1;                          // whose blocks the tables hold; any, if they lie evenly
     bool incomplete = false;  // the tables lack a block that a rank before this one in a prefill group makes room for
   };
 
@@ -70,6 +84,10 @@ class CudaStateExecutor {
   absl::Status Upload(const std::vector<float>& values, BufferPtr& out);
   bool IsEven(MicroBatchId id, LayerGroup group, int64_t& step) const;
   absl::Status Plan(MicroBatchId id, LayerGroup group, int op_index);
+  // The group's tables name the op's blocks.
+  absl::StatusOr<GroupStep*> PlannedFor(MicroBatchId id, int op);
+  kernels::cuda::StateLaunch Complete(kernels::cuda::StateLaunch launch, int op, const Payloads& payloads) const;
+  absl::Status GrowWorkspace(const GroupStep& step);
   void FillBlocks(const proto::ShardStep& item, const ShardState& shard, const GroupStep& step, int op_index,
                   std::vector<const std::byte*>& out) const;
   // The KvBlocks of an op in one set of its shard, or null: it is not held.

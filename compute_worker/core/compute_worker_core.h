@@ -382,7 +382,7 @@ class ComputeWorkerCore {
 
   // Whether that worker's device and this one's exchange layers themselves; not, until told so. For plans that arrive
   // from here on: a prompt that lies whole on a linked worker is attended here only if all that it sees is here, and
-  // else there, so that nothing of it crosses through the hosts.
+  // else there, so that nothing of it crosses through the hosts. Not of models with linear states.
   void SetLinked(NodeId node, bool linked);
 
   // Applies an event; appends actions, to be done in order. A plan that cannot run finishes at once with kWorkerFailed

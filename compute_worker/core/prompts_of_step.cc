@@ -103,7 +103,8 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
       continue;
     }
     const bool later = batch.plan.part.rank > 0;
-    const bool linked = !batch.plan.part.in_group() && IsLinked(entry);
+    // The states that linear layers leave cross through the hosts, and so does all of the step.
+    const bool linked = !batch.plan.part.in_group() && !table_.has_linear() && IsLinked(entry);
     const bool elsewhere = Switches(batch.plan) || AsksRanks(batch.plan);  // not in the scratch
     if (elsewhere) scratch_.Drop(entry.sequence);
     PromptEntry prompt = Switches(batch.plan)         ? BeginPromptOfSwitch(batch.plan)

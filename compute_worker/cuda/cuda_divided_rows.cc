@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compute_worker/cuda/cuda_hybrid.h"
 #include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::compute {
@@ -24,7 +25,14 @@ int SplitsOf(const std::vector<DividedRows::Copy>& copies) {
   return kernels::cuda::ExchangeSplits(most);
 }
 
-uint64_t Mixed(uint64_t word, size_t value) { return (word ^ value) * 0x9e3779b97f4a7c15ull; }
+uint64_t Mixed(uint64_t word, uint64_t value) { return (word ^ value) * 0x9e3779b97f4a7c15ull; }
+
+// One worker's answer is o of all rows, as it lies.
+bool IsWhole(const DividedRows::Group& rows, int64_t row_count) {
+  if (rows.arriving.size() != 1 || !rows.joins.empty()) return false;
+  const DividedRows::Copy& copy = rows.arriving[0];
+  return copy.rows == row_count && copy.row_bytes == copy.tensor_step && copy.row_bytes == copy.payload_step;
+}
 
 }  // namespace
 
@@ -34,10 +42,14 @@ absl::Status CudaDividedRows::Plan(const ComputeWorkerCore& core, MicroBatchId i
     return Internal("a step cannot stay on GPUs: ", std::string(divided.message()));
   peers_ = peers;
   groups_.assign(rows_.groups.size(), {});
+  int64_t row_count = 0;
+  for (const proto::StepEntry& entry : core.PlanOf(id).entries) row_count += static_cast<int64_t>(entry.tokens.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
     groups_[g].leaving_splits = SplitsOf(rows_.groups[g].leaving);
     groups_[g].arriving_splits = SplitsOf(rows_.groups[g].arriving);
     for (const DividedRows::Join& join : rows_.groups[g].joins) groups_[g].partial_count += join.partials.size();
+    if (IsWhole(rows_.groups[g], row_count))
+      groups_[g].answer = peers_[static_cast<size_t>(rows_.groups[g].parts[0])]->own_slot(id);
   }
   return absl::OkStatus();
 }
@@ -66,10 +78,10 @@ ExchangeCopy CudaDividedRows::CopyOf(const DividedRows::Copy& copy, const proto:
     out.to_step = copy.tensor_step;
     return out;
   }
-  const int64_t values_at = batch.rows * int64_t{spec.kv_heads} * spec.key_dim * kElement;
-  const std::byte* const tensor = copy.tensor == Tensor::kQuery ? batch.query->data()
-                                  : copy.tensor == Tensor::kKey ? batch.key_value->data()
-                                                                : batch.key_value->data() + values_at;
+  const std::byte* tensor = batch.query->data();
+  if (copy.tensor != Tensor::kQuery) tensor = batch.key_value->data();
+  if (copy.tensor == Tensor::kValue) tensor += batch.rows * int64_t{spec.kv_heads} * spec.key_dim * kElement;
+  if (copy.tensor == Tensor::kGates) tensor += CudaHybrid::GatesAt(spec, batch.rows);
   const size_t payload = copy.tensor == Tensor::kQuery ? 0 : peer.key_value_at();
   out.from = tensor + copy.tensor_at;
   out.from_step = copy.tensor_step;
@@ -128,6 +140,7 @@ std::array<uint64_t, 3> CudaDividedRows::Words() const {
          {rows.leaving.size(), rows.arriving.size(), rows.joins.size(), static_cast<size_t>(rows.joined_rows_and_heads),
           static_cast<size_t>(group.leaving_splits), static_cast<size_t>(group.arriving_splits)})
       counts = Mixed(counts, value);
+    counts = Mixed(counts, StepWork::Word(group.answer));
     for (const size_t at : {group.fan_at, group.leaving_at, group.arriving_at, group.joins_at, group.partials_at})
       places = Mixed(places, at);
   }
@@ -147,6 +160,7 @@ absl::StatusOr<const void*> CudaDividedRows::Arrive(int op, const proto::Attenti
   const Group& group = groups_[of.value()];
   const DividedRows::Group& rows = rows_.groups[of.value()];
   DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwaitAll(batch.stream(), {group.fan, static_cast<uint32_t>(op)}));
+  if (group.answer != nullptr) return group.answer;
   if (!rows.arriving.empty()) {
     const auto count = static_cast<int32_t>(rows.arriving.size());
     DT_RETURN_IF_ERROR(

@@ -7,11 +7,11 @@
 
 namespace dovetail::compute {
 
-// A step between GPUs whose sequences are divided among attention workers (ADR 77). q, k and v are made in the compute
-// worker's own memory. One kernel then stores what each worker is to have into its slot and tells them all; when all
-// have answered, one kernel brings the parts of o together, and one joins what token shards gave, in the order of
-// tokens. What goes where lies in device memory, uploaded with the step's tokens, so that a recorded graph depends on
-// how many copies and joins there are and not on whose they are.
+// A step between GPUs whose sequences are divided among attention workers (ADR 77), or whose model has linear states
+// (ADR 79). q, k, v and gates are made in the compute worker's own memory. One kernel then stores what each worker is
+// to have into its slot and tells them all; when all have answered, one kernel brings the parts of o together, and one
+// joins what token shards gave, in the order of tokens. What goes where lies in device memory, uploaded with the step's
+// tokens, so that a recorded graph depends on how many copies and joins there are and not on whose they are.
 //
 // Order: Plan for each step; AddTo and Fill; for each op Leave, Arrive.
 // Errors: what fails ends the step.
@@ -27,9 +27,10 @@ class CudaDividedRows {
   // What the launches of the step depend on, other than the contents of memory; behind Fill.
   std::array<uint64_t, 3> Words() const;
 
-  // Behind the kernel that made q, k and v of an op of the group, in batch.query and batch.key_value.
+  // Behind the kernels that made q, k, v and gates of an op of the group, in batch.query and batch.key_value.
   absl::Status Leave(int op, LayerGroup group, CudaBatch& batch) const;
-  // o of all rows, [rows, query_heads * value_dim] in the wire type, in the lane's memory. `sinks` of the op, or null.
+  // o of all rows, [rows, query_heads * value_dim] in the wire type, in the lane's memory, or in a slot where one
+  // worker gave all of it as it lies. `sinks` of the op, or null.
   absl::StatusOr<const void*> Arrive(int op, const proto::AttentionTable& table, const float* sinks,
                                      CudaBatch& batch) const;
 
@@ -47,6 +48,7 @@ class CudaDividedRows {
     const kernels::cuda::ExchangePartial* partials = nullptr;
     size_t partial_count = 0;
     int leaving_splits = 1, arriving_splits = 1;
+    const std::byte* answer = nullptr;  // o of all rows, where one worker stores it; null: it is brought together
   };
   kernels::cuda::ExchangeCopy CopyOf(const DividedRows::Copy& copy, const proto::SoftmaxSpec& spec,
                                      const CudaBatch& batch) const;

@@ -96,7 +96,7 @@ absl::Status CudaPeerCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& b
   Step& step = StepOf(batch);
   if (const size_t parts = core.PartsOf(batch.id).size(); parts != step.peers.size())
     return Internal("a step of ", parts, " attention workers cannot stay on ", step.peers.size(), " GPUs");
-  step.divides = !SpreadRows(core, batch.id, step.spread);
+  step.divides = CrossesAsDivided(core, batch.id, step.spread);
   if (step.divides) DT_RETURN_IF_ERROR(step.divided.Plan(core, batch.id, step.peers));
   step.attends = !core.PromptsOf(batch.id).empty();
   if (prompts_ != nullptr) DT_RETURN_IF_ERROR(prompts_->Settle(batch));

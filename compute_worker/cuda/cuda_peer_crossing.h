@@ -69,7 +69,7 @@ class CudaPeerCrossing final : public CudaCrossing {
     std::vector<exchange::GpuExchange*> peers;  // by part
     RowSpread spread;
     bool attends = false;                              // prompts
-    bool divides = false;                              // some sequences are divided
+    bool divides = false;                              // CrossesAsDivided
     CudaDividedRows divided;                           // if so
     size_t fan_at = 0, fan_rows_at = 0;                // in the upload
     const kernels::cuda::ExchangeFan* fan = nullptr;   // on the device, of several peers; null: there is only one

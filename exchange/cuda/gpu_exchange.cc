@@ -41,7 +41,8 @@ ExchangeRoom ExchangeRoom::Of(const proto::AttentionTable& table, int micro_batc
   for (const proto::SoftmaxSpec& spec : table.views) {
     const auto bytes = [](int heads, int dim) { return static_cast<uint32_t>(heads * dim) * kElement; };
     room.query_bytes = std::max(room.query_bytes, bytes(spec.query_heads, spec.key_dim));
-    room.key_value_bytes = std::max(room.key_value_bytes, bytes(spec.kv_heads, spec.key_dim + spec.value_dim));
+    const auto gates = static_cast<uint32_t>(spec.kv_heads * spec.gates) * uint32_t{sizeof(float)};
+    room.key_value_bytes = std::max(room.key_value_bytes, bytes(spec.kv_heads, spec.key_dim + spec.value_dim) + gates);
     room.partial_bytes = std::max(room.partial_bytes, bytes(spec.query_heads, spec.value_dim));
   }
   return room;

@@ -42,8 +42,9 @@ struct GpuExchangeMeans {
 // How much room a link has. Both sides must have the same; the compute worker chooses.
 struct ExchangeRoom {
   uint32_t micro_batches = 0;
-  uint32_t rows = 0;                                                 // of a step; larger ones go through the hosts
-  uint32_t query_bytes = 0, key_value_bytes = 0, partial_bytes = 0;  // of a row, the most of all layer groups
+  uint32_t rows = 0;  // of a step; larger ones go through the hosts
+  // Of a row, the most of all layer groups; a linear state's gates are among key_value_bytes.
+  uint32_t query_bytes = 0, key_value_bytes = 0, partial_bytes = 0;
 
   static ExchangeRoom Of(const proto::AttentionTable& table, int micro_batches, int rows);
   absl::Status Validate() const;

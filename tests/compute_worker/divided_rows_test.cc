@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "compute_worker/row_spread.h"
 #include "gmock/gmock.h"
 #include "tests/compute_worker/placed_step.h"
 
@@ -17,6 +18,7 @@ constexpr int64_t kHead = 8 * 2;  // bytes of a head of SmallSpec
 
 class DividedRowsTest : public PlacedStepTest {
  protected:
+  using PlacedStepTest::PlacedStepTest;
   absl::Status Divide() {
     return WhileItRuns([this] { return DivideRows(core_, kFirst, divided_); });
   }
@@ -125,6 +127,56 @@ TEST_F(DividedRowsTest, AShardAnswersTheRowsFromItsFirstTokenOn) {
 TEST_F(DividedRowsTest, WhatCannotCrossIsSaid) {
   Add(20, {ShardOf(0, 0, {0, 1}), ShardOf(0, 1, {1, 2}), ShardOf(1, 2)});
   EXPECT_THAT(Divide().message(), HasSubstr("a prompt of a step with divided sequences is attended"));
+}
+
+// Layer group 1 is a linear state of 2 heads, each token of which brings a decay and a rate.
+class LinearRowsTest : public DividedRowsTest {
+ protected:
+  static constexpr int64_t kGates = 2 * 4;  // bytes of a head
+
+  LinearRowsTest() : DividedRowsTest(WithStates(), /*prompt_blocks=*/0) {}
+  static proto::AttentionTable WithStates() {
+    proto::LinearSpec state;
+    state.heads = 2;
+    state.key_dim = state.value_dim = 8;
+    state.delta = state.token_decay = state.token_rate = true;
+    return *proto::AttentionTable::Build({SmallSpec(), state}, {{}, {}});
+  }
+};
+
+TEST_F(LinearRowsTest, GatesGoWithTheHeadsOfTheirStateBehindItsValues) {
+  Add(1, {ShardOf(0, 0), ShardOf(1, 0)}, 70);  // row 0, whole
+  Add(2, {ShardOf(0, 0), ShardOf(1, 0, {0, 1}), ShardOf(1, 1, {1, 2})}, 5);
+  ASSERT_TRUE(Divide().ok());
+  const DividedRows::Group& states = divided_.groups[1];
+  EXPECT_THAT(states.parts, ElementsAre(0, 1));
+  ASSERT_EQ(states.leaving.size(), 12u) << "q, k, v and gates: two copies to worker 0, one to worker 1";
+  EXPECT_THAT(Of(states.leaving[0]), ElementsAre(0, 2 * kHead, 0, 2 * kHead, 1, 2 * kHead)) << "q of a state's heads";
+  EXPECT_EQ(states.leaving[6].tensor, Tensor::kGates);
+  EXPECT_THAT(Of(states.leaving[6]), ElementsAre(0, 2 * kGates, 8 * kHead, 2 * kGates, 1, 2 * kGates));
+  EXPECT_THAT(Of(states.leaving[7]), ElementsAre(2 * kGates, 2 * kGates, 8 * kHead + 2 * kGates, kGates, 2, kGates));
+  EXPECT_EQ(states.leaving[11].part, 1);
+  EXPECT_THAT(Of(states.leaving[11]), ElementsAre(3 * kGates, 2 * kGates, 4 * kHead, kGates, 2, kGates));
+  ASSERT_EQ(states.arriving.size(), 3u);
+  EXPECT_THAT(Of(states.arriving[2]), ElementsAre(3 * kHead, 2 * kHead, 0, kHead, 2, kHead));
+}
+
+TEST_F(LinearRowsTest, ManyNewTokensOfASequenceDoNotCross) {
+  Add(16, {ShardOf(0, 0), ShardOf(1, 0)});
+  EXPECT_TRUE(Divide().ok());
+  Add(17, {ShardOf(0, 0), ShardOf(1, 0)});
+  EXPECT_THAT(Divide().message(), HasSubstr("more than 16 new tokens for linear states"));
+}
+
+// Where both workers share a GPU they are whole rows of the step's tensors, and gates behind them.
+TEST_F(LinearRowsTest, WholeSequencesAreSpreadOnOneGpuButCrossBetweenGpusAsDividedOnesDo) {
+  RowSpread spread;
+  for (const bool between : {false, true}) {
+    Add(1, {ShardOf(0, 0), ShardOf(1, 0)}, 70);
+    EXPECT_TRUE(WhileItRuns([&] {
+      return between ? CrossesAsDivided(core_, kFirst, spread) : SpreadRows(core_, kFirst, spread);
+    })) << between;
+  }
 }
 
 }  // namespace

@@ -103,6 +103,17 @@ TEST_F(LinearPromptsTest, AFreshPromptAsksNothingAndLeavesItsState) {
   EXPECT_EQ(finished_.prefix.asked_bytes, 0);
 }
 
+// Its state goes through the hosts, so what it sees of softmax layers may come through them, too.
+TEST_F(LinearPromptsTest, APromptOnALinkedWorkerIsAttendedAsWithoutLinks) {
+  hybrid_->SetLinked(NodeOf(0), true);
+  proto::StepEntry entry = Entry(1, On(0), 100, 70);
+  entry.exchange = proto::PrefixExchange::kGather;
+  PlanHybrid(1, {entry});
+  EXPECT_EQ(States(), StateExchange::kFetch);
+  ASSERT_EQ(hybrid_->PromptsOf(MicroBatchId(0)).size(), 1u) << "attended here, though its earlier tokens are not";
+  EXPECT_LT(hybrid_->PromptsOf(MicroBatchId(0))[0].gather_begin, 70) << "they are asked for";
+}
+
 TEST_F(LinearPromptsTest, AStateThatIsElsewhereIsAwaitedBeforeTheOpRuns) {
   PlanHybrid(1, {Entry(1, On(0), 100, 70), Entry(2, On(0), 1, 5), Entry(3, On(1), 1, 5)});
   EXPECT_EQ(begins_[0].entries[0].states, StateExchange::kFetch);

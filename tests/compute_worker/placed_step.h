@@ -8,16 +8,16 @@
 
 namespace dovetail::compute {
 
-// A step whose entries lie on up to three attention workers as a test says, in two layer groups, full and windowed, of
-// 4 query and 2 KV heads each.
+// A step whose entries lie on up to three attention workers as a test says, in two layer groups: full and windowed, of
+// 4 query and 2 KV heads each, unless the test has others.
 class PlacedStepTest : public ::testing::Test {
  protected:
   static constexpr Epoch kEpoch{1};
   static constexpr MicroBatchId kFirst{0};
 
-  PlacedStepTest()
-      : core_(TwoGroups(), {{StageKind::kDense, 0}},
-              {.max_step_tokens = 64, .vocab_size = 100, .prompt_tokens = 16, .prompt_blocks = 64}) {
+  explicit PlacedStepTest(const proto::AttentionTable& table = TwoGroups(), int prompt_blocks = 64)
+      : core_(table, {{StageKind::kDense, 0}},
+              {.max_step_tokens = 64, .vocab_size = 100, .prompt_tokens = 16, .prompt_blocks = prompt_blocks}) {
     for (uint32_t worker = 0; worker < 3; ++worker)
       core_.AddAttentionWorker({WorkerId(worker), kEpoch, NodeId(10 + worker)});
   }

@@ -252,11 +252,16 @@ TEST_F(SeamChoiceTest, AStepOfPromptsIsTheGpusOwnUnlessItsRowsChangeTooOften) {
   EXPECT_FALSE(may(3, kMostPromptRuns + 1));
 }
 
-TEST(GpuLinks, LinearStatesAreNotExchangedByGpusThemselves) {
+TEST(GpuLinks, ExchangeModelsWithLinearStatesWhoseRowsAreWholeWords) {
   EXPECT_TRUE(GpuLinks::Supports(OneOp()).ok());
-  proto::AttentionTable table = OneOp();
-  table.groups.push_back(proto::LinearSpec{});
-  EXPECT_THAT(GpuLinks::Supports(table).message(), HasSubstr("linear states"));
+  proto::LinearSpec state;
+  state.heads = 2;
+  state.key_dim = state.value_dim = 16;
+  state.token_decay = true;
+  EXPECT_TRUE(GpuLinks::Supports(*proto::AttentionTable::Build({state, SmallSpec()}, {{}, {}})).ok());
+  state.key_dim = 15;
+  EXPECT_THAT(GpuLinks::Supports(*proto::AttentionTable::Build({state, SmallSpec()}, {{}, {}})).message(),
+              HasSubstr("linear states of 15 x 16"));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ Skipped where there are no two GPUs that exchange layers by themselves.
 """
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -19,6 +20,9 @@ import processes
 BINARY = sys.argv.pop(1)
 DATA = os.environ.get("DOVETAIL_TEST_DATA")
 MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA else None
+# Six layers of lightning attention and two of softmax attention.
+HYBRID = os.environ.get("DOVETAIL_TEST_HYBRID",
+                        str(pathlib.Path(__file__).resolve().parents[2] / "models" / "tales-hybrid"))
 PROMPTS = ["Once upon a time", "Lily and Tom went to the park. They saw", "The little dog was"]
 # Of more tokens than a step of 64 takes: their parts are attended where they are computed.
 LONG_PROMPTS = [
@@ -56,10 +60,10 @@ def why_not(least=2):
 class Up(processes.Up):
     """A cluster whose layers are on cuda:0; `workers` None: as many as attention_devices."""
 
-    def __init__(self, attention_devices, workers, *flags):
+    def __init__(self, attention_devices, workers, *flags, model=MODEL):
         if workers is not None:
             flags = ("--attention-workers", str(workers), *flags)
-        super().__init__(BINARY, MODEL, "--compute-device", "cuda:0", "--attention-devices", attention_devices,
+        super().__init__(BINARY, model, "--compute-device", "cuda:0", "--attention-devices", attention_devices,
                          "--kv-cache-memory-bytes", "1GiB", "--ignore-model-name", "--shutdown-timeout", "2", *flags)
 
     def exchange_with(self, name, expected, limit=30):
@@ -92,9 +96,9 @@ def embedded(prompt):
     return done.stdout.rstrip("\n")
 
 
-def choices(prompt):
+def choices(prompt, model=MODEL):
     """What one GPU chooses: where each token's text begins, and its lead over the next best, with that one's text."""
-    server = processes.Process(BINARY, "serve", MODEL, "--port", "0", "--device", "cuda:0", "--ignore-model-name")
+    server = processes.Process(BINARY, "serve", model, "--port", "0", "--device", "cuda:0", "--ignore-model-name")
     try:
         url = server.wait_for(r"^listening on (http://\S+)").group(1)
         body = {"model": "x", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS, "logprobs": 2}
@@ -209,6 +213,41 @@ class TwoGpusTest(unittest.TestCase):
             up.exchange_with("attention-2", "^host: the attention worker runs on cpu")
             for prompt in PROMPTS:
                 self.assertGreater(len(up.complete(prompt)), 100)
+
+
+class TwoGpusHybridTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if reason := why_not():
+            print(f"skipped: {reason}")
+            sys.exit(77)
+
+    def test_a_hybrid_gives_the_tokens_of_one_gpu_and_its_decodes_cross_no_host(self):
+        one_gpu = {prompt: choices(prompt, HYBRID) for prompt in (PROMPTS[0], LONG_PROMPTS[0])}
+        with Up("cuda:1", 1, "--exchange", "device", "--no-enable-prefix-caching", model=HYBRID) as up:
+            up.exchange_with("attention-1", "^device$")
+            assert_parts_at_a_near_tie_only(self, up.complete(PROMPTS[0]), *one_gpu[PROMPTS[0]])
+            self.assertEqual(up.tensor_bytes("attention-1"), 0)  # a prompt of so few tokens is no other than decodes
+            for _ in processes.stream(up.url, LONG_PROMPTS[0], max_tokens=1):
+                pass
+            prompt_bytes = up.tensor_bytes("attention-1")
+            self.assertGreater(prompt_bytes, 0)
+            assert_parts_at_a_near_tie_only(self, up.complete(LONG_PROMPTS[0]), *one_gpu[LONG_PROMPTS[0]])
+            self.assertEqual(up.tensor_bytes("attention-1"), 2 * prompt_bytes)
+
+    def test_a_hybrid_goes_on_after_its_attention_worker_was_killed(self):
+        one_gpu = choices(PROMPTS[0], HYBRID)
+        with Up("cuda:1", 2, "--exchange", "device", model=HYBRID) as up:
+            for i in range(KILLS):
+                for worker in ("attention-1", "attention-2"):
+                    up.exchange_with(worker, "^device$")
+                seen, text = len(up.lines), ""
+                for count, piece in enumerate(processes.stream(up.url, PROMPTS[0], max_tokens=TOKENS)):
+                    text += piece
+                    if count == 8:
+                        os.kill(up.pid_of(f"attention-{i % 2 + 1}"), signal.SIGKILL)
+                assert_parts_at_a_near_tie_only(self, text, *one_gpu)
+                up.wait_for(rf"attention-{i % 2 + 1} was killed by signal 9; starting another", after=seen)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,17 @@ TEST(ExchangeRoom, IsThatOfTheLargestRowsOfAllGroups) {
   EXPECT_TRUE(room.Validate().ok());
 }
 
+TEST(ExchangeRoom, HasThatOfTheGatesOfLinearStates) {
+  proto::LinearSpec state;
+  state.heads = 4;
+  state.key_dim = 32;
+  state.value_dim = 16;
+  state.delta = state.token_decay = state.vector_decay = state.token_rate = true;
+  const auto table = proto::AttentionTable::Build({state}, {{}});
+  ASSERT_TRUE(table.ok()) << table.status();
+  EXPECT_EQ(ExchangeRoom::Of(*table, 1, 64).key_value_bytes, 4u * (48 * 2 + 33 * 4));
+}
+
 TEST(ExchangeRoom, OutsideTheLimitsIsRefusedBeforeMemoryIsTaken) {
   for (const ExchangeRoom& room : {ExchangeRoom{17, 1, 2, 2, 2}, ExchangeRoom{1, 0, 2, 2, 2},
                                    ExchangeRoom{1, 70000, 2, 2, 2}, ExchangeRoom{1, 1, 2, uint32_t{1} << 30, 2}})
