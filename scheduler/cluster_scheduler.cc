@@ -58,7 +58,7 @@ absl::StatusOr<control::JoinReply> ClusterScheduler::Join(const control::JoinReq
   if (members_.IsUnlike(request) && !std::exchange(warned_unlike_, true))
     LogWarning(request.name, " computes on ", request.capabilities.arithmetic,
                ", unlike the compute workers before it (--unlike-workers): a request that goes from one to the other "
-               "may get other tokens");
+               "may get other tokens, and long prompts are prefilled together only by workers that compute alike");
   if (reply->wants_model_files && request.model->files.empty()) {
     DT_RETURN_IF_ERROR(PutModelFiles(reply->worker, reply->epoch, {}));
     reply->wants_model_files = false;
@@ -258,7 +258,8 @@ void ClusterScheduler::On(const BeginServing& action) {
     node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks,
                               static_cast<double>(has.memory_bytes_per_s) * std::max(1, has.cores));
   } else {
-    node_->AddComputeWorker(member->worker, member->request.node, member->leaves_states);
+    node_->AddComputeWorker(member->worker, member->request.node, member->leaves_states,
+                            members_.KindOf(member->request));
   }
   next_stats_ = absl::InfinitePast();
 }

@@ -135,6 +135,12 @@ bool ControlMembers::IsUnlike(const control::JoinRequest& request) const {
   return model_ && request.model && !arithmetic.empty() && !arithmetic_.empty() && arithmetic != arithmetic_;
 }
 
+int ControlMembers::KindOf(const control::JoinRequest& request) const {
+  const auto at = std::find(other_arithmetics_.begin(), other_arithmetics_.end(), request.capabilities.arithmetic);
+  return IsUnlike(request) && at != other_arithmetics_.end() ? 1 + static_cast<int>(at - other_arithmetics_.begin())
+                                                             : 0;
+}
+
 absl::Status ControlMembers::CheckArithmetic(const control::JoinRequest& request) const {
   if (options_.unlike_workers || !IsUnlike(request)) return absl::OkStatus();
   return FailedPrecondition(request.name, ": computes on ", request.capabilities.arithmetic, ", but ", computed_by_,
@@ -174,6 +180,7 @@ absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinReque
     arithmetic_ = request.capabilities.arithmetic;
     device_ = request.capabilities.device;
   }
+  if (IsUnlike(request) && KindOf(request) == 0) other_arithmetics_.push_back(request.capabilities.arithmetic);
   used_nodes_.insert(request.node);
   const bool wants_files = request.model && !model_complete_;
   const control::JoinReply reply{member.worker,

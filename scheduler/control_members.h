@@ -199,6 +199,9 @@ class ControlMembers {
   // Whether a compute worker may give other bits than the one that brought the model. KV caches keep what that one
   // computed, also when it has left.
   bool IsUnlike(const control::JoinRequest& request) const;
+  // Equal numbers: members whose arithmetic is the same. 0 for that of the compute worker that brought the model, and
+  // for one that does not say.
+  int KindOf(const control::JoinRequest& request) const;
 
   const std::map<WorkerId, Member>& members() const { return members_; }
   const Member* Find(WorkerId worker) const;
@@ -245,6 +248,7 @@ class ControlMembers {
   std::optional<control::ModelSummary> model_;
   // Name, arithmetic and device of the compute worker that brought it.
   std::string computed_by_, arithmetic_, device_;
+  std::vector<std::string> other_arithmetics_;  // of compute workers so far, in the order in which they joined
   bool model_complete_ = false;
   uint32_t next_worker_ = 1;
   uint64_t version_ = 0;

@@ -51,9 +51,9 @@ void SchedulerNode::NoteWhatFits() {
              "more memory, or lower --max-model-len");
 }
 
-void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node, bool leaves_states) {
+void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node, bool leaves_states, int kind) {
   compute_.push_back(Peer{worker, Epoch(0), node});
-  Handle(ComputeWorkerJoined{worker, leaves_states});
+  Handle(ComputeWorkerJoined{worker, leaves_states, kind});
   NoteWhatFits();
 }
 

@@ -33,8 +33,8 @@ class SchedulerNode final : public transport::FrameHandler {
 
   // Peers, at any time. kv_blocks: capacity in KvBlocks; rate: as AttentionWorkerJoined.
   void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate = 1);
-  // leaves_states: as ComputeWorkerJoined.
-  void AddComputeWorker(WorkerId worker, NodeId node, bool leaves_states = false);
+  // leaves_states, kind: as ComputeWorkerJoined.
+  void AddComputeWorker(WorkerId worker, NodeId node, bool leaves_states = false, int kind = 0);
 
   // Gone workers: what they still send is dropped, what they had is done elsewhere. Not from inside Poll().
   void LoseAttentionWorker(WorkerId worker, Epoch epoch);

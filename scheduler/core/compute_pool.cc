@@ -15,10 +15,11 @@ PrefillPlannerOptions ComputePool::PlannerOptionsOf(const SchedulerOptions& opti
           .rank_tokens = options.prefill_rank_tokens};
 }
 
-bool ComputePool::Join(WorkerId worker, bool leaves_states) {
+bool ComputePool::Join(WorkerId worker, bool leaves_states, int kind) {
   if (std::find(workers_.begin(), workers_.end(), worker) != workers_.end()) return false;
   workers_.push_back(worker);
   if (leaves_states) leaving_states_.push_back(worker);
+  kinds_[worker] = kind;
   return true;
 }
 
@@ -27,6 +28,7 @@ bool ComputePool::Leave(WorkerId worker) {
   pace_.Forget(worker);
   planner_.ForgetComputeWorker(worker);
   std::erase(leaving_states_, worker);
+  kinds_.erase(worker);
   return std::erase(workers_, worker) > 0;
 }
 
@@ -39,9 +41,19 @@ int ComputePool::micro_batches_in_use() const {
 
 int ComputePool::most_prefill_ranks() const {
   if (!options_.enable_chunked_prefill) return 1;
-  const int workers = static_cast<int>(workers_.size());
+  const int alike = static_cast<int>(MostAlike(workers_).size());
   const int most = options_.prefill_ranks == 0 ? proto::kMaxPrefillRanks : options_.prefill_ranks;
-  return std::min({most, workers, kMaxMicroBatches - workers});
+  return std::min({most, alike, kMaxMicroBatches - static_cast<int>(workers_.size())});
+}
+
+std::vector<WorkerId> ComputePool::MostAlike(const std::vector<WorkerId>& workers) const {
+  std::vector<WorkerId> most;
+  for (const WorkerId first : workers) {
+    std::vector<WorkerId> alike = workers;
+    std::erase_if(alike, [&](WorkerId worker) { return kinds_.at(worker) != kinds_.at(first); });
+    if (alike.size() > most.size()) most = std::move(alike);
+  }
+  return most;
 }
 
 WorkerId ComputePool::WorkerOf(int micro_batch, int failed_attempts) const {

@@ -1,4 +1,5 @@
 #pragma once
+#include <map>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -26,7 +27,8 @@ class ComputePool {
         planner_(options.attention, PlannerOptionsOf(options)) {}
 
   // Both return false, and change nothing, if the worker is there already, or is not.
-  bool Join(WorkerId worker, bool leaves_states = false);
+  // kind: as ComputeWorkerJoined.
+  bool Join(WorkerId worker, bool leaves_states = false, int kind = 0);
   bool Leave(WorkerId worker);
   // All of them, of which there is at least one, leave states of prompts (ComputeWorkerJoined).
   bool all_leave_states() const { return !workers_.empty() && leaving_states_.size() == workers_.size(); }
@@ -36,8 +38,11 @@ class ComputePool {
 
   // Micro-batches of ordinary steps: [0, micro_batches_in_use()).
   int micro_batches_in_use() const;
-  // Compute workers that may prefill one prompt together: 1 if none may.
+  // Compute workers that may prefill one prompt together: at most 1 if none may.
   int most_prefill_ranks() const;
+  // Of `workers`, which are in the pool, those of one kind, in the same order: of the kind that most of them are of, or
+  // of that of the first where several kinds have as many.
+  std::vector<WorkerId> MostAlike(const std::vector<WorkerId>& workers) const;
   // The worker of a micro-batch; after failed attempts at a step it is another one, where there is one.
   // Requires: not empty().
   WorkerId WorkerOf(int micro_batch, int failed_attempts = 0) const;
@@ -59,6 +64,7 @@ class ComputePool {
   const SchedulerOptions& options_;
   std::vector<WorkerId> workers_;
   std::vector<WorkerId> leaving_states_;  // of them, those that leave states of prompts
+  std::map<WorkerId, int> kinds_;
   StepPatience patience_;
   Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
   StreamPace pace_;

@@ -59,6 +59,7 @@ struct AttentionWorkerDraining {  // gets nothing new, and what it has moves to 
 struct ComputeWorkerJoined {
   WorkerId worker;
   bool leaves_states = false;  // linear layers of prompts run there, and of their states it leaves proto::StatesLeft
+  int kind = 0;                // workers of a kind compute the same bits; only these prefill a prompt together
 };
 struct ComputeWorkerLost {  // its steps are repeated by another
   WorkerId worker;

@@ -58,7 +58,7 @@ void PrefillGroups::Plan(bool requests_wait) {
     const Tenant& y = *b->request->tenant;
     return std::tuple(x.served, x.name, a->age()) < std::tuple(y.served, y.name, b->age());
   });
-  std::vector<WorkerId> free = FreeRanks();
+  std::vector<WorkerId> free = pool_.MostAlike(FreeRanks());
   for (size_t i = 0; i < prompts.size(); ++i) {
     const int share = static_cast<int>(free.size() / (prompts.size() - i));
     const std::vector<int> slots = FreeSlots();

@@ -38,7 +38,7 @@ void WorkerEvents::On(const AttentionWorkerDraining& event) {
 }
 
 void WorkerEvents::On(const ComputeWorkerJoined& event) {
-  if (!pool_.Join(event.worker, event.leaves_states)) return turn_.CountLate();
+  if (!pool_.Join(event.worker, event.leaves_states, event.kind)) return turn_.CountLate();
   NoteLinearPrompts();
 }
 

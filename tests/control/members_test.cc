@@ -180,6 +180,23 @@ TEST(Members, UnlikeComputeWorkersAreTakenOnRequest) {
   EXPECT_FALSE(cluster.members.IsUnlike(ComputesOn("GPU sm_90", 2, "d")));
 }
 
+TEST(Members, UnlikeComputeWorkersAreOfKindsThatTheirArithmeticTells) {
+  MembershipOptions options = Options();
+  options.unlike_workers = true;
+  Cluster cluster(options);
+  const auto join = [&](const std::string& arithmetic, uint32_t node) {
+    const control::JoinRequest request = ComputesOn(arithmetic, node, absl::StrCat("c", node));
+    EXPECT_TRUE(cluster.members.Join(request, kStart).ok());
+    return cluster.members.KindOf(request);
+  };
+  EXPECT_EQ(join("CPU avx512", 1), 0);
+  EXPECT_EQ(join("GPU sm_90", 2), 1);
+  EXPECT_EQ(join("CPU avx2", 3), 2);
+  EXPECT_EQ(join("GPU sm_90", 4), 1);
+  EXPECT_EQ(join("CPU avx512", 5), 0);
+  EXPECT_EQ(join("", 6), 0) << "it does not say";
+}
+
 TEST(Members, AnotherTypeOfStatesIsNamed) {
   const auto with_states_in = [](DType type, uint32_t node, const std::string& name) {
     control::JoinRequest request = Request(Role::kComputeWorker, node, name);

@@ -52,6 +52,24 @@ TEST(ComputePool, SomeMicroBatchesAreKeptForTheRanksOfPrefillGroups) {
   EXPECT_EQ(parts.pool.micro_batches_in_use(), kMaxMicroBatches - 3);
 }
 
+TEST(ComputePool, OnlyWorkersOfAKindPrefillTogether) {
+  SchedulerOptions options = WithMicroBatches(1);
+  options.prefill_ranks = 0;
+  CoreParts parts(options);
+  EXPECT_THAT(parts.pool.MostAlike({}), IsEmpty());
+  const auto join = [&](uint32_t worker, int kind) { parts.pool.Join(WorkerId(worker), false, kind); };
+  join(7, 0);
+  join(8, 1);
+  EXPECT_EQ(parts.pool.most_prefill_ranks(), 1);
+  EXPECT_THAT(parts.pool.MostAlike(parts.pool.workers()), ElementsAre(WorkerId(7))) << "as many of each: the first's";
+  join(9, 1);
+  EXPECT_EQ(parts.pool.most_prefill_ranks(), 2);
+  EXPECT_THAT(parts.pool.MostAlike(parts.pool.workers()), ElementsAre(WorkerId(8), WorkerId(9)));
+  EXPECT_THAT(parts.pool.MostAlike({WorkerId(9), WorkerId(7)}), ElementsAre(WorkerId(9)));
+  parts.pool.Leave(WorkerId(8));
+  EXPECT_EQ(parts.pool.most_prefill_ranks(), 1);
+}
+
 TEST(ComputePool, ARequestMayBeBoundToAWorkerAsLongAsThatIsThere) {
   CoreParts parts(WithMicroBatches(1));
   parts.pool.Join(WorkerId(7));

@@ -74,6 +74,28 @@ TEST_F(PrefillGroupsTest, ALongPromptIsCutBetweenTheWorkersThatAreFree) {
   EXPECT_THAT(parts_.actions, IsEmpty()) << "no worker is free";
 }
 
+// Ranks on a CPU and on a GPU would wait for what the other does not send.
+TEST(PrefillGroupsOfKinds, ARankIsNoWorkerThatComputesInAnotherWay) {
+  for (const int second_cpus : {0, 1}) {
+    SchedulerOptions options = SmallOptions();
+    options.prefill_rank_tokens = 64;
+    CoreParts parts(options);
+    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.room, parts.writer,
+                         parts.turn);
+    parts.AddAttentionWorker(0, 1000);
+    parts.pool.Join(WorkerId(10), false, /*kind=*/1);
+    for (int i = 0; i <= second_cpus; ++i) parts.pool.Join(WorkerId(static_cast<uint32_t>(11 + i)), false, 0);
+    parts.AddReady(400);
+    groups.Plan(/*requests_wait=*/false);
+    std::vector<WorkerId> ranks;
+    for (const RunStep& rank : parts.Take<RunStep>()) ranks.push_back(rank.compute_worker);
+    if (second_cpus == 0)
+      EXPECT_THAT(ranks, IsEmpty());
+    else
+      EXPECT_THAT(ranks, ::testing::ElementsAre(WorkerId(11), WorkerId(12)));
+  }
+}
+
 // Where they hand on states, each knows the step and the micro-batch of all.
 TEST(PrefillGroupsChain, RanksAreToldOfEachOtherWhereThereAreStatesToHandOn) {
   for (const bool hybrid : {false, true}) {
