@@ -70,7 +70,9 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
 // the host between two steps.
 bool EmbeddedCluster::SharesGpu() const {
   return options_.compute.dense != nullptr && options_.attention_device == nullptr && options_.attention_workers == 1 &&
-         options_.compute_workers == 1 && options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
+         options_.compute_workers == 1 &&
+         (options_.scheduler.placement == scheduler::PlacementPolicy::kRequest ||
+          options_.scheduler.placement == scheduler::PlacementPolicy::kTiers);
 }
 
 // Attention runs on a CPU that runs no layers: those are on GPUs, which the engine's thread keeps busy.

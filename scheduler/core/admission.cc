@@ -104,7 +104,9 @@ void Admission::LoseProbesOf(int worker) {
 
 void Admission::PlaceProbed(Sequence& sequence) {
   sequence.probed = true;
-  if (std::optional<proto::Placement> placement = placer_.Place(sequence, PlacementPolicy::kRequest)) {
+  const bool tiers = options_.placement == PlacementPolicy::kTiers;
+  const PlacementPolicy policy = tiers ? PlacementPolicy::kTiers : PlacementPolicy::kRequest;
+  if (std::optional<proto::Placement> placement = placer_.Place(sequence, policy)) {
     incarnations_.Open(sequence, *std::move(placement));
     probes_.End(sequence);  // after Open: what was opened is kept by the sequence, not by the pin
     sequence.probed = false;

@@ -14,6 +14,7 @@ bool Growth::Grow(Sequence& sequence, Position end) {
       if (!others) OutgrewItsWorker(sequence, end);
       return false;  // others are in flight: when they return
     }
+    if (tiering_.MakesRoom(*victim, *lacking)) return false;
     choices_.Preempt(*victim);
     if (victim == &sequence) return false;
   }

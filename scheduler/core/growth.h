@@ -4,6 +4,7 @@
 #include "scheduler/core/placer.h"
 #include "scheduler/core/replacement_wait.h"
 #include "scheduler/core/slots.h"
+#include "scheduler/core/tiering.h"
 #include "scheduler/core/turn.h"
 
 namespace dovetail::scheduler {
@@ -14,11 +15,17 @@ class Growth {
  public:
   // All outlive this.
   Growth(KvAccounts& accounts, const Placer& placer, const Slots& slots, const ReplacementWait& stranded,
-         Choices& choices, Turn& turn)
-      : accounts_(accounts), placer_(placer), slots_(slots), stranded_(stranded), choices_(choices), turn_(turn) {}
+         Tiering& tiering, Choices& choices, Turn& turn)
+      : accounts_(accounts),
+        placer_(placer),
+        slots_(slots),
+        stranded_(stranded),
+        tiering_(tiering),
+        choices_(choices),
+        turn_(turn) {}
 
   // Room for the tokens before `end`; others give way if need be. Returns false if there is none now: the sequence may
-  // have been preempted, or ended, since it is too long for any worker.
+  // have been preempted, may have begun to move to another worker, or have ended, since it is too long for any worker.
   bool Grow(Sequence& sequence, Position end);
   // The same for a step that is planned before the tokens of the one before are known. Nothing gives way for it.
   bool GrowAhead(Sequence& sequence);
@@ -30,6 +37,7 @@ class Growth {
   const Placer& placer_;
   const Slots& slots_;
   const ReplacementWait& stranded_;
+  Tiering& tiering_;
   Choices& choices_;
   Turn& turn_;
 };

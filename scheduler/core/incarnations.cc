@@ -46,7 +46,7 @@ void Incarnations::Open(Sequence& sequence, proto::Placement placement) {
   sequence.shared_blocks = sequence.named_blocks = 0;
   sequence.divided = 0;
   sequence.prefill_due = absl::InfiniteFuture();
-  sequence.stepped = sequence.awaits_forks = sequence.history_seen = sequence.group_charged = false;
+  sequence.stepped = sequence.moved = sequence.awaits_forks = sequence.history_seen = sequence.group_charged = false;
   sequence.reserved = BlocksOf(sequence.size()) * kSegmentTokens;
   accounts_.Charge(sequence, accounts_.CostOf(sequence, sequence.reserved));
   if (sequence.choice == 0 && !sequence.request->prompt_logits_done) {

@@ -76,6 +76,11 @@ inline constexpr absl::Duration kReplacementPatience = absl::Seconds(10);
 // How long a sequence may be on its way from one attention worker to another before it begins anew instead.
 inline constexpr absl::Duration kMoveTimeout = absl::Seconds(10);
 
+// With --placement tiers: the part of a faster worker's blocks that stays free when a sequence comes back to it, so
+// that it does not have to leave again soon, and how many tokens it must have left to be worth the pause.
+inline constexpr double kSpareToComeBack = 0.1;
+inline constexpr int kLeastTokensBack = 64;
+
 // How fast measured stage times follow the last step, and how many steps pass before the number of micro-batches may
 // change by one.
 inline constexpr double kStageTimesWeight = 0.125;

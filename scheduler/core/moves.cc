@@ -122,6 +122,7 @@ void Moves::Finish(Sequence& sequence) {
   sequence.placement = std::move(move.placement);
   Sequence::RanOn(sequence.attention_workers, move.to);
   accounts_.Charge(sequence, accounts_.CostOf(sequence, sequence.reserved));
+  sequence.moved = true;
   ++finished_;
   End(sequence);
 }
@@ -157,6 +158,10 @@ void Moves::ForgetTo(WorkerId worker, std::optional<Epoch> but_not_of) {
 
 Sequence* Moves::Expired() const {
   return !moving_.empty() && moving_.front()->move.deadline <= turn_.now() ? moving_.front() : nullptr;
+}
+
+bool Moves::AnyFrom(WorkerId worker) const {
+  return std::any_of(moving_.begin(), moving_.end(), [&](const Sequence* s) { return s->move.from == worker; });
 }
 
 absl::Time Moves::NextDeadline() const {

@@ -41,6 +41,7 @@ class Moves {
   // Moves to this worker end, unless it is of that epoch: the giver still has everything.
   void ForgetTo(WorkerId worker, std::optional<Epoch> but_not_of);
 
+  bool AnyFrom(WorkerId worker) const;  // something moves away from it
   absl::Time NextDeadline() const;
   uint64_t finished() const { return finished_; }
   const std::vector<Sequence*>& moving() const { return moving_; }

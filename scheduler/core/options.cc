@@ -50,9 +50,9 @@ absl::Status SchedulerOptions::Validate() const {
     return InvalidArgument("--max-num-batched-tokens: ", max_num_batched_tokens, " is less than --max-model-len ",
                            max_model_len, ", so without --enable-chunked-prefill the longest prompt would fit no step");
   }
-  if (placement > PlacementPolicy::kMixed) {
+  if (placement > PlacementPolicy::kTiers) {
     return InvalidArgument("--placement: ", static_cast<int>(placement),
-                           " is none of request, heads, tokens and mixed");
+                           " is none of request, heads, tokens, mixed and tiers");
   }
   if (token_shard_tokens < kSegmentTokens || token_shard_tokens % kSegmentTokens != 0) {
     return InvalidArgument("--token-shard-tokens: ", token_shard_tokens, " is not a positive multiple of ",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace dovetail::scheduler {
 namespace {
@@ -76,6 +77,29 @@ std::vector<int> PreferredForWhole(const std::vector<KvBudget::Worker>& workers,
   return order;
 }
 
+std::vector<int> TiersOf(const std::vector<KvBudget::Worker>& workers) {
+  std::vector<int> order = EmptiestFirst(workers);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return workers[a].rate > workers[b].rate; });
+  std::vector<int> tiers(workers.size(), 0);
+  int tier = 0;
+  double fastest = order.empty() ? 0 : workers[order.front()].rate;
+  for (const int worker : order) {
+    if (workers[worker].rate < fastest / 2) {
+      ++tier;
+      fastest = workers[worker].rate;
+    }
+    tiers[worker] = tier;
+  }
+  return tiers;
+}
+
+std::vector<int> FastestTierFirst(const std::vector<KvBudget::Worker>& workers, const std::vector<uint32_t>& hits) {
+  std::vector<int> order = PreferredForWhole(workers, hits);
+  const std::vector<int> tiers = TiersOf(workers);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return tiers[a] < tiers[b]; });
+  return order;
+}
+
 proto::Placement SplitHeads(const proto::AttentionTable& table, const std::vector<KvBudget::Worker>& workers,
                             const std::vector<int>& order) {
   proto::Placement placement;
@@ -132,6 +156,31 @@ proto::Placement SplitTokens(const proto::AttentionTable& table, const std::vect
                            .epoch = worker.epoch,
                            .kv_heads = {.begin = 0, .end = table.softmax(group).kv_heads},
                            .tokens = {.begin = shard * size, .end = last ? proto::kOpenEnd : (shard + 1) * size}});
+    }
+  }
+  return placement;
+}
+
+proto::Placement ContinueTokens(const proto::AttentionTable& table, const std::vector<KvBudget::Worker>& workers,
+                                const std::vector<int>& order, const std::vector<Position>& holds) {
+  const auto most = static_cast<size_t>(proto::kMaxShards / table.group_count());
+  std::vector<std::pair<int, Position>> parts;  // worker, tokens
+  for (size_t i = 0; i < order.size() && parts.size() < most; ++i)
+    if (holds[i] > 0) parts.emplace_back(order[i], holds[i]);
+  proto::Placement placement;
+  for (int g = 0; g < table.group_count(); ++g) {
+    const LayerGroup group(static_cast<uint16_t>(g));
+    const bool linear = table.linear(group) != nullptr;
+    Position begin = 0;
+    for (size_t i = 0; i < (linear ? std::min<size_t>(1, parts.size()) : parts.size()); ++i) {
+      const auto& [worker, tokens] = parts[i];
+      const bool last = linear || i + 1 == parts.size();
+      placement.push_back({.group = group,
+                           .worker = workers[worker].id,
+                           .epoch = workers[worker].epoch,
+                           .kv_heads = {.begin = 0, .end = table.softmax(group).kv_heads},
+                           .tokens = {.begin = begin, .end = last ? proto::kOpenEnd : begin + tokens}});
+      begin += tokens;
     }
   }
   return placement;

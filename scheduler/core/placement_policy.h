@@ -27,6 +27,13 @@ std::vector<int> EmptiestFirst(const std::vector<KvBudget::Worker>& workers);
 // unknown.
 std::vector<int> PreferredForWhole(const std::vector<KvBudget::Worker>& workers, const std::vector<uint32_t>& hits);
 
+// Tiers of workers by the speed at which they read KV: 0 is the fastest. A tier begins where a worker is less than half
+// as fast as the first of the tier before. By worker index; of those that get nothing new, 0.
+std::vector<int> TiersOf(const std::vector<KvBudget::Worker>& workers);
+
+// As PreferredForWhole, but the workers of a faster tier come first.
+std::vector<int> FastestTierFirst(const std::vector<KvBudget::Worker>& workers, const std::vector<uint32_t>& hits);
+
 // Each group's KV heads in runs, one worker each, as long as its fair part says; equal ones as equal as possible, the
 // first of `order` taking the longer ones. Fewer workers if there are fewer heads.
 proto::Placement SplitHeads(const proto::AttentionTable& table, const std::vector<KvBudget::Worker>& workers,
@@ -37,6 +44,11 @@ proto::Placement SplitHeads(const proto::AttentionTable& table, const std::vecto
 // shards than proto::kMaxShards.
 proto::Placement SplitTokens(const proto::AttentionTable& table, const std::vector<KvBudget::Worker>& workers,
                              const std::vector<int>& order, int shard_tokens, Position max_tokens);
+
+// Token ranges in `order`, one of each worker: as many tokens as `holds` says, by place in the order, a multiple of 64;
+// the last one open. Linear states lie on the first worker. No worker of which `holds` says 0 has a range.
+proto::Placement ContinueTokens(const proto::AttentionTable& table, const std::vector<KvBudget::Worker>& workers,
+                                const std::vector<int>& order, const std::vector<Position>& holds);
 
 // What kMixed means for the sequence number `turn`; other policies mean themselves.
 PlacementPolicy PolicyOfTurn(PlacementPolicy policy, uint64_t turn);

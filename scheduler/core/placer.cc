@@ -32,10 +32,42 @@ std::vector<proto::Placement> Placer::PlacementsOf(PlacementPolicy policy, Posit
   if (policy == PlacementPolicy::kHeads) return {SplitHeads(options_.attention, workers, order)};
   if (policy == PlacementPolicy::kTokens)
     return {SplitTokens(options_.attention, workers, order, options_.token_shard_tokens, most_tokens)};
+  const bool tiers = policy == PlacementPolicy::kTiers;
   std::vector<proto::Placement> candidates;
-  for (int worker : PreferredForWhole(workers, hits))
+  for (int worker : tiers ? FastestTierFirst(workers, hits) : PreferredForWhole(workers, hits))
     candidates.push_back(proto::WholePlacement(options_.attention, workers[worker].id, workers[worker].epoch));
+  const bool one_holds_it = std::any_of(candidates.begin(), candidates.end(), [&](const proto::Placement& whole) {
+    return !tiers || budget_.FitsEmpty(budget_.CostOf(whole, {.end = most_tokens}));
+  });
+  if (one_holds_it) return candidates;
+  if (auto continued = Continued(FastestTierFirst(workers, {}), workers)) candidates.push_back(*std::move(continued));
   return candidates;
+}
+
+// A sequence that takes the room which `workers` have, one after the other. Nothing: fewer than two have any.
+std::optional<proto::Placement> Placer::Continued(const std::vector<int>& order,
+                                                  const std::vector<KvBudget::Worker>& workers) const {
+  const bool empty = std::all_of(order.begin(), order.end(), [&](int worker) { return workers[worker].used == 0; });
+  std::vector<Position> holds;
+  for (const int worker : order) {
+    const KvBudget::Worker& of = workers[worker];
+    const double spare = empty ? 0 : kAdmissionSpare * static_cast<double>(of.capacity);
+    holds.push_back(TokensIn(of, of.free() - std::min(of.free(), static_cast<uint64_t>(spare))));
+  }
+  if (std::count_if(holds.begin(), holds.end(), [](Position tokens) { return tokens > 0; }) < 2) return std::nullopt;
+  return ContinueTokens(options_.attention, workers, order, holds);
+}
+
+// Of a sequence's first tokens, a multiple of 64: what so many blocks of that worker hold.
+Position Placer::TokensIn(const KvBudget::Worker& worker, uint64_t blocks) const {
+  const proto::Placement whole = proto::WholePlacement(options_.attention, worker.id, worker.epoch);
+  int64_t fits = 0, too_long = BlocksOf(options_.max_model_len) + 1;
+  while (too_long - fits > 1) {
+    const int64_t middle = fits + (too_long - fits) / 2;
+    const bool fit = TotalBlocks(budget_.CostOf(whole, {.end = middle * kSegmentTokens})) <= blocks;
+    (fit ? fits : too_long) = middle;
+  }
+  return fits * kSegmentTokens;
 }
 
 // Those that can hold it at all, on workers that do not refuse it if there are any; first those that can hold it until

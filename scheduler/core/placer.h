@@ -49,6 +49,9 @@ class Placer {
   std::vector<proto::Placement> PlacementsOf(PlacementPolicy policy, Position most_tokens,
                                              const std::vector<uint32_t>& hits,
                                              const std::vector<KvBudget::Worker>& workers) const;
+  std::optional<proto::Placement> Continued(const std::vector<int>& order,
+                                            const std::vector<KvBudget::Worker>& workers) const;
+  Position TokensIn(const KvBudget::Worker& worker, uint64_t blocks) const;
   std::vector<proto::Placement> ThatHold(std::vector<proto::Placement> candidates, Position tokens) const;
   std::optional<PlacementPolicy> PolicyThatFits(const Sequence& sequence, std::vector<KvBudget::Worker> workers) const;
 

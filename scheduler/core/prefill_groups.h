@@ -37,8 +37,9 @@ class PrefillGroups {
         turn_(turn) {}
 
   // Begins groups for long prompts that wait: they share the compute workers that are in no group, of which all ranks
-  // of a group are of one kind: ranks hand each other layers' inputs in forms that differ between CPUs and GPUs. Where ranks are the
-  // planner's to choose, none begins while requests wait for a place: those are served sooner by workers of their own.
+  // of a group are of one kind: ranks hand each other layers' inputs in forms that differ between CPUs and GPUs. Where
+  // ranks are the planner's to choose, none begins while requests wait for a place: those are served sooner by workers
+  // of their own.
   void Plan(bool requests_wait);
 
   // A group of which no rank is in flight any more. From here on it is one step with all of its tokens, in `batch`.

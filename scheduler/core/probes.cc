@@ -7,8 +7,8 @@
 namespace dovetail::scheduler {
 
 bool Probes::IsWorthwhile(const Sequence& sequence, PlacementPolicy policy) const {
-  return policy == PlacementPolicy::kRequest && budget_.workers().size() > 1 && !sequence.probed &&
-         names_.Usable(sequence) > 0;
+  const bool whole = policy == PlacementPolicy::kRequest || policy == PlacementPolicy::kTiers;
+  return whole && budget_.workers().size() > 1 && !sequence.probed && names_.Usable(sequence) > 0;
 }
 
 void Probes::Begin(Sequence& sequence) {

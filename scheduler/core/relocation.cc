@@ -1,22 +1,23 @@
 #include "scheduler/core/relocation.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "scheduler/core/placement_policy.h"
 
 namespace dovetail::scheduler {
-namespace {
-
-// It may be in no step meanwhile.
-bool MayMove(const Sequence& sequence) {
-  return sequence.phase == Phase::kReady && sequence.in_flight == 0 && !sequence.awaits_forks && sequence.planned == 0;
-}
-
-}  // namespace
 
 void Relocation::Start() {
   LeaveDrainingWorkers();
-  if (rebalance_) Rebalance();
+  if (!rebalance_) return;
+  const std::vector<int> tiers = TiersOf(budget().workers());
+  const bool apart = options_.placement == PlacementPolicy::kTiers;
+  const int last = apart ? *std::max_element(tiers.begin(), tiers.end()) : 0;
+  bool balanced = true;
+  for (int tier = 0; tier <= last; ++tier) {
+    balanced = Rebalance([&](int worker) { return !apart || tiers[worker] == tier; }) && balanced;
+  }
+  if (balanced && moves_.empty()) rebalance_ = false;
 }
 
 void Relocation::LeaveDrainingWorkers() {
@@ -26,7 +27,7 @@ void Relocation::LeaveDrainingWorkers() {
     const std::vector<Sequence*> before = slots_.active();
     for (Sequence* sequence : before) {
       if (moves_.full()) return;
-      if (!sequence->LiesOn(worker.id) || !MayMove(*sequence)) continue;
+      if (!sequence->LiesOn(worker.id) || !sequence->MayMove()) continue;
       if (!sequence->stepped) {  // nothing was computed yet
         if (budget().any_usable()) choices_.Preempt(*sequence);
         continue;
@@ -38,10 +39,11 @@ void Relocation::LeaveDrainingWorkers() {
   }
 }
 
-// A newcomer takes from the worker that has most, as long as that brings them closer.
-void Relocation::Rebalance() {
+// A newcomer takes from the worker that has most, as long as that brings them closer. False: it has to wait for a step.
+bool Relocation::Rebalance(absl::FunctionRef<bool(int)> among) {
   while (!moves_.full()) {
-    const std::vector<int> order = EmptiestFirst(budget().workers());
+    std::vector<int> order = EmptiestFirst(budget().workers());
+    std::erase_if(order, [&](int worker) { return !among(worker); });
     if (order.size() < 2) break;
     const int to = order.front();
     const int from = order.back();
@@ -57,10 +59,10 @@ void Relocation::Rebalance() {
       if (best == nullptr || BlocksOn(best->charges, from) < blocks) best = sequence;
     }
     if (best == nullptr) break;
-    if (!MayMove(*best)) return;  // when its step is done
+    if (!best->MayMove()) return false;  // when its step is done
     if (!moves_.Begin(*best, from, to)) break;
   }
-  if (moves_.empty()) rebalance_ = false;
+  return true;
 }
 
 void Relocation::On(const SequenceMoved& event) {

@@ -1,20 +1,24 @@
 #pragma once
+#include "absl/functional/function_ref.h"
 #include "scheduler/core/choices.h"
 #include "scheduler/core/events.h"
 #include "scheduler/core/kv_accounts.h"
 #include "scheduler/core/moves.h"
 #include "scheduler/core/placer.h"
+#include "scheduler/core/scheduler.h"
 #include "scheduler/core/slots.h"
 
 namespace dovetail::scheduler {
 
-// Which sequences move between attention workers: away from one that drains, and towards one that has just joined.
+// Which sequences move between attention workers: away from one that drains, and towards one that has just joined. With
+// kTiers a newcomer takes from those of its tier only.
 // Threads: thread-compatible; deterministic.
 class Relocation {
  public:
   // All outlive this.
-  Relocation(KvAccounts& accounts, const Placer& placer, const Slots& slots, Moves& moves, Choices& choices)
-      : accounts_(accounts), placer_(placer), slots_(slots), moves_(moves), choices_(choices) {}
+  Relocation(const SchedulerOptions& options, KvAccounts& accounts, const Placer& placer, const Slots& slots,
+             Moves& moves, Choices& choices)
+      : options_(options), accounts_(accounts), placer_(placer), slots_(slots), moves_(moves), choices_(choices) {}
 
   // Begins what moves can begin now.
   void Start();
@@ -25,9 +29,10 @@ class Relocation {
 
  private:
   void LeaveDrainingWorkers();
-  void Rebalance();
+  bool Rebalance(absl::FunctionRef<bool(int)> among);
   const KvBudget& budget() const { return accounts_.budget(); }
 
+  const SchedulerOptions& options_;
   KvAccounts& accounts_;
   const Placer& placer_;
   const Slots& slots_;

@@ -15,6 +15,7 @@
 #include "scheduler/core/step_failures.h"
 #include "scheduler/core/step_planner.h"
 #include "scheduler/core/step_results.h"
+#include "scheduler/core/tiering.h"
 #include "scheduler/core/worker_events.h"
 
 namespace dovetail::scheduler {
@@ -114,8 +115,9 @@ class SchedulerCore::Impl {
   ClientEvents client_events_{options_, queues_, requests_, choices_, turn_};
   Admission admission_{options_, accounts_, pool_,         placer_,   slots_,   queues_,
                        probes_,  moves_,    incarnations_, stranded_, choices_, turn_};
-  Relocation relocation_{accounts_, placer_, slots_, moves_, choices_};
-  Growth growth_{accounts_, placer_, slots_, stranded_, choices_, turn_};
+  Relocation relocation_{options_, accounts_, placer_, slots_, moves_, choices_};
+  Tiering tiering_{options_, accounts_, placer_, slots_, moves_, choices_};
+  Growth growth_{accounts_, placer_, slots_, stranded_, tiering_, choices_, turn_};
   StepPlanner planner_{options_, pool_, batches_, accounts_, room_, writer_, groups_, growth_, turn_};
   StepFailures failures_{batches_, accounts_, slots_, placer_, stranded_, grammar_pauses_, choices_, admission_, turn_};
   StepResults results_{options_, pool_, batches_, accounts_, groups_, choices_, admission_, failures_, turn_};
@@ -128,6 +130,7 @@ void SchedulerCore::Impl::Pump() {
     admission_.Admit();
     const uint64_t released = incarnations_.released();
     relocation_.Start();
+    tiering_.ComeBack();
     planner_.Plan(/*requests_wait=*/choices_.waiting() > 0);
     // While a step is in flight its end brings us back. Without one, whatever a drain or planning gave up must find its
     // next owner now.

@@ -15,8 +15,10 @@
 
 namespace dovetail::scheduler {
 
-// How sequences are laid over attention workers. kMixed alternates between the other three, sequence by sequence.
-enum class PlacementPolicy : uint8_t { kRequest = 0, kHeads = 1, kTokens = 2, kMixed = 3 };
+// How sequences are laid over attention workers. kMixed alternates between the three before it, sequence by sequence.
+// kTiers: whole on the fastest worker that has room, from token to token on several where none holds it; a sequence
+// that has to give way moves to a worker that has room, and comes back (tiering.h).
+enum class PlacementPolicy : uint8_t { kRequest = 0, kHeads = 1, kTokens = 2, kMixed = 3, kTiers = 4 };
 
 struct SchedulerOptions {
   int max_num_seqs = 256;             // running sequences

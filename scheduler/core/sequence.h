@@ -84,6 +84,7 @@ struct Sequence {
   int64_t shared_blocks = 0;   // leading blocks that the request's `shared` covers
   int64_t named_blocks = 0;    // blocks whose hashes went out in steps that finished
   bool stepped = false;        // a step of this incarnation finished
+  bool moved = false;          // since its last step: the taker may not know yet how many of its tokens count
   bool shares_prefix = false;  // is one of the users of the request's `shared`
   bool awaits_forks = false;   // siblings are being forked from it
   int micro_batch = -1;
@@ -131,6 +132,7 @@ struct Sequence {
   void NoteKept(WorkerId worker, const HeldTokens& tokens);
   bool LiesOn(WorkerId worker) const;  // a shard of it does
   bool MayStep(absl::Time now) const;  // it is ready, in no step, and nothing holds it up
+  bool MayMove() const;                // to another attention worker: it may be in no step meanwhile
   static void RanOn(absl::InlinedVector<WorkerId, 2>& workers, WorkerId worker) {
     if (std::find(workers.begin(), workers.end(), worker) == workers.end()) workers.push_back(worker);
   }
@@ -202,6 +204,9 @@ inline bool Sequence::LiesOn(WorkerId worker) const {
 }
 inline bool Sequence::MayStep(absl::Time now) const {
   return phase == Phase::kReady && in_flight == 0 && !request->paused && !awaits_forks && not_before <= now;
+}
+inline bool Sequence::MayMove() const {
+  return phase == Phase::kReady && in_flight == 0 && !awaits_forks && planned == 0;
 }
 inline HeldTokens Sequence::KeptBy(WorkerId worker) const {
   for (const Kept& part : kept)

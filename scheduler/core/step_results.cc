@@ -154,6 +154,7 @@ void StepResults::LearnRates(MicroBatch& batch, const proto::StepResult& result)
 void StepResults::Commit(const PlannedEntry& entry, const proto::EntryResult& result) {
   Sequence& sequence = *entry.sequence;
   sequence.stepped = true;
+  sequence.moved = false;
   sequence.told_ctx_len = entry.ctx_len;
   // Behind a draw that failed there is a token that is none.
   sequence.ctx_len = std::min<Position>(entry.ctx_len + entry.q_len, sequence.size());

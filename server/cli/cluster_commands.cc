@@ -72,7 +72,8 @@ void AddUnlikeWorkersFlag(CLI::App& command, bool& unlike_workers) {
       .add_flag(
           "--unlike-workers", unlike_workers,
           "Take compute workers that compute in another way than the first, as on a CPU together with a GPU: a request "
-          "that goes from one to the other may get other tokens, and a long prompt is prefilled together only by workers "
+          "that goes from one to the other may get other tokens, and a long prompt is prefilled together only by "
+          "workers "
           "that compute alike [off]")
       ->group("Control plane");
 }

@@ -170,9 +170,12 @@ void AddSequenceFlags(CLI::App& command, EngineFlags& flags) {
 
 void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
   command
-      .add_option("--placement", flags.placement,
-                  "How sequences lie over them: request (whole), heads, tokens, or mixed (in turn)")
-      ->check(OneOf({"request", "heads", "tokens", "mixed"}))
+      .add_option(
+          "--placement", flags.placement,
+          "How sequences lie over them: request (whole), heads, tokens, mixed (in turn), or tiers (whole on the "
+          "fastest with room; what is too long for one continues on others, and what gives way moves to one "
+          "with room)")
+      ->check(OneOf({"request", "heads", "tokens", "mixed", "tiers"}))
       ->type_name("HOW")
       ->group("Disaggregation");
   command
@@ -357,6 +360,7 @@ model::WeightFormat WeightFormatOf(const EngineFlags& flags) {
 scheduler::PlacementPolicy PlacementOf(const EngineFlags& flags) {
   if (flags.placement == "heads") return scheduler::PlacementPolicy::kHeads;
   if (flags.placement == "tokens") return scheduler::PlacementPolicy::kTokens;
+  if (flags.placement == "tiers") return scheduler::PlacementPolicy::kTiers;
   return flags.placement == "mixed" ? scheduler::PlacementPolicy::kMixed : scheduler::PlacementPolicy::kRequest;
 }
 

@@ -21,7 +21,7 @@ using plan::PlanInput;
 using scheduler::PlacementPolicy;
 
 const char* NameOf(PlacementPolicy placement) {
-  static constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed"};
+  static constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed", "tiers"};
   return kNames[static_cast<size_t>(placement)];
 }
 

@@ -31,7 +31,7 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int kPatienceMs = 60'000;
 
 const char* FlagOf(scheduler::PlacementPolicy placement) {
-  constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed"};
+  constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed", "tiers"};
   return kNames[static_cast<int>(placement)];
 }
 

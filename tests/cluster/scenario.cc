@@ -11,7 +11,7 @@ namespace {
 using scheduler::PlacementPolicy;
 
 const char* Name(PlacementPolicy placement) {
-  constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed"};
+  constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed", "tiers"};
   return kNames[static_cast<int>(placement)];
 }
 
@@ -122,7 +122,7 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   scenario.threads = dice.Of(1, 3);
   constexpr int kWorkers[] = {1, 2, 3, 5};
   scenario.workers = kWorkers[dice.Of(0, 3)];
-  scenario.placement = static_cast<PlacementPolicy>(dice.Of(0, 3));
+  scenario.placement = static_cast<PlacementPolicy>(dice.Of(0, 4));
   scenario.micro_batches = dice.Of(1, 3);
   scenario.prefix_cache = dice.OneIn(2);
   scenario.spare_blocks = dice.OneIn(3) ? -1 : dice.Of(0, 2);

@@ -58,7 +58,9 @@ FakeCluster::FakeCluster(ClusterOptions options)
     const WorkerId id(static_cast<uint32_t>(i));
     workers_.emplace_back(id, Epoch(1), options_.kv_blocks[i], &options_.scheduler.attention,
                           options_.scheduler.enable_prefix_caching);
-    Post(now_, AttentionWorkerJoined{.worker = id, .epoch = Epoch(1), .kv_blocks = options_.kv_blocks[i]});
+    const double rate = i < options_.rates.size() ? options_.rates[i] : 1;
+    Post(now_,
+         AttentionWorkerJoined{.worker = id, .epoch = Epoch(1), .kv_blocks = options_.kv_blocks[i], .rate = rate});
   }
   for (int i = 0; i < options_.compute_workers; ++i) {
     Post(now_, ComputeWorkerJoined{.worker = WorkerId(next_compute_worker_++)});
@@ -516,6 +518,7 @@ void FakeCluster::CheckUpdate(Client& client, const GenerationUpdate& update) {
     stream.error = update.error;
     stream.error_code = update.error_code;
     stream.end = now_;
+    stream.attention_workers.assign(update.attention_workers.begin(), update.attention_workers.end());
   }
   const bool all =
       std::all_of(client.streams.begin(), client.streams.end(), [](const Stream& s) { return s.finished; });

@@ -25,6 +25,7 @@ namespace dovetail::scheduler {
 struct ClusterOptions {
   SchedulerOptions scheduler;
   std::vector<uint64_t> kv_blocks = {100000};  // of each attention worker
+  std::vector<double> rates;  // of the first attention workers, as AttentionWorkerJoined says; of the others 1
   int compute_workers = 1;
   absl::Duration step_base = absl::Milliseconds(1);
   absl::Duration step_per_token = absl::Microseconds(10);
@@ -60,6 +61,7 @@ struct Stream {
   int cached_tokens = 0;
   int64_t queued_us = 0;
   absl::Time first_token, end;
+  std::vector<WorkerId> attention_workers;  // on which it ran
 };
 
 // Of the token at a position: what pooling averages.

@@ -166,7 +166,7 @@ TEST_P(Alone, ASequenceThatAWorkerHasNoRoomForGoesToOthers) {
 
 INSTANTIATE_TEST_SUITE_P(Placements, Alone,
                          ::testing::Values(PlacementPolicy::kRequest, PlacementPolicy::kHeads, PlacementPolicy::kTokens,
-                                           PlacementPolicy::kMixed));
+                                           PlacementPolicy::kMixed, PlacementPolicy::kTiers));
 
 TEST(Refusals, OfAWorkerWhereASequenceIsAloneCostNothingToThoseElsewhere) {
   FakeCluster cluster(SmallCluster(2));

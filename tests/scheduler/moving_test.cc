@@ -141,7 +141,7 @@ TEST_P(Moving, ALoneRequestThatWasBeingOpenedOnAWorkerThatDrainsBeginsElsewhere)
 
 INSTANTIATE_TEST_SUITE_P(Placements, Moving,
                          testing::Values(PlacementPolicy::kRequest, PlacementPolicy::kHeads, PlacementPolicy::kTokens,
-                                         PlacementPolicy::kMixed));
+                                         PlacementPolicy::kMixed, PlacementPolicy::kTiers));
 
 TEST(Balance, ANewWorkerTakesSequencesFromTheOthers) {
   ClusterOptions options = Options(PlacementPolicy::kRequest, 2);

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "scheduler/core/replacement_wait.h"
 #include "scheduler/core/request_checks.h"
@@ -89,6 +92,91 @@ TEST_F(PlacerTest, ARefusalIsForgottenWithTheIncarnationOfTheWorker) {
   EXPECT_FALSE(sequence.refusals.HadNoRoomOn(1, budget()));
   EXPECT_FALSE(sequence.refusals.By(WorkerId(1), budget())->alone);
   EXPECT_EQ(sequence.refusals.By(WorkerId(9), budget()), nullptr) << "it is not there";
+}
+
+TEST(Tiers, BeginWhereAWorkerIsLessThanHalfAsFast) {
+  KvBudget budget(SmallOptions().attention, 256);
+  const double rates[] = {100, 4000, 60, 3000, 1, 99};
+  for (uint32_t i = 0; i < 6; ++i) budget.Join(WorkerId(i), Epoch(1), 10, rates[i]);
+  EXPECT_THAT(TiersOf(budget.workers()), ElementsAre(1, 0, 1, 0, 2, 1));
+  budget.Lose(WorkerId(1));
+  EXPECT_THAT(TiersOf(budget.workers()), ElementsAre(1, 0, 1, 0, 2, 1)) << "of a lost one it is 0";
+  std::vector<uint32_t> hits(6, 0);
+  hits[5] = 3;
+  EXPECT_EQ(FastestTierFirst(budget.workers(), hits).front(), 3) << "a prefix that lies on a slow one is not worth it";
+  EXPECT_EQ(FastestTierFirst(budget.workers(), hits)[1], 5) << "within a tier it is";
+}
+
+class TiersTest : public ::testing::Test {
+ protected:
+  static SchedulerOptions Options() {
+    SchedulerOptions options = SmallOptions();
+    options.placement = PlacementPolicy::kTiers;
+    return options;
+  }
+  TiersTest() {
+    parts_.accounts.budget().Join(WorkerId(0), Epoch(1), 4, /*rate=*/1);
+    parts_.accounts.budget().Join(WorkerId(1), Epoch(1), 8, /*rate=*/1);
+    parts_.accounts.budget().Join(WorkerId(2), Epoch(1), 6, /*rate=*/10);
+  }
+  // Worker and first token of each shard.
+  std::vector<std::pair<uint32_t, Position>> Shards(const std::optional<proto::Placement>& placement) {
+    std::vector<std::pair<uint32_t, Position>> shards;
+    if (placement.has_value()) {
+      EXPECT_TRUE(proto::Validate(*placement, parts_.options.attention).ok());
+      for (const proto::Shard& shard : *placement) shards.emplace_back(shard.worker.value(), shard.tokens.begin);
+    }
+    return shards;
+  }
+
+  CoreParts parts_{Options()};
+  Placer placer_{parts_.options, parts_.accounts.budget(), /*turn=*/0};
+};
+
+TEST_F(TiersTest, ASequenceLiesWholeOnTheFastestWorkerThatHasRoom) {
+  EXPECT_THAT(Shards(placer_.Place(parts_.AddRequest(Ask(100, 10)), PlacementPolicy::kTiers)),
+              ElementsAre(std::pair(2u, 0)));
+  EXPECT_THAT(Shards(placer_.Place(parts_.AddRequest(Ask(450, 10)), PlacementPolicy::kTiers)),
+              ElementsAre(std::pair(1u, 0)))
+      << "it is too long for the fastest";
+  parts_.MakeReady(parts_.AddRequest(Ask(300, 10)), /*worker=*/2);
+  EXPECT_THAT(Shards(placer_.Place(parts_.AddRequest(Ask(100, 10)), PlacementPolicy::kTiers)),
+              ElementsAre(std::pair(1u, 0)))
+      << "the fastest has no room now";
+}
+
+TEST_F(TiersTest, WhatNoWorkerHoldsBeginsOnTheFastestAndContinuesOnOthers) {
+  EXPECT_EQ(placer_.LongestSequence(), 18 * 64);
+  Sequence& large = parts_.AddRequest(Ask(800, 10));
+  EXPECT_EQ(placer_.NextPolicy(large), PlacementPolicy::kTiers);
+  EXPECT_THAT(Shards(placer_.Place(large, PlacementPolicy::kTiers)),
+              ElementsAre(std::pair(2u, 0), std::pair(1u, 6 * 64), std::pair(0u, 14 * 64)));
+  parts_.MakeReady(parts_.AddRequest(Ask(200, 10)), /*worker=*/2);
+  EXPECT_THAT(Shards(placer_.Place(large, PlacementPolicy::kTiers)),
+              ElementsAre(std::pair(2u, 0), std::pair(1u, 2 * 64), std::pair(0u, 10 * 64)))
+      << "what is free now";
+  GenerationRequest named = Ask(800, 10);
+  named.only_attention_worker = WorkerId(2);
+  EXPECT_EQ(placer_.NextPolicy(parts_.AddRequest(std::move(named))), std::nullopt);
+}
+
+TEST_F(TiersTest, StatesOfLinearLayersDoNotContinue) {
+  proto::LinearSpec state;
+  state.heads = 2;
+  state.key_dim = state.value_dim = 16;
+  proto::LinearConstants decays;
+  decays.log_decay.assign(2, -0.1f);
+  const auto table =
+      *proto::AttentionTable::Build({state, SmallOptions().attention.softmax(LayerGroup(0))}, {decays, {}});
+  const proto::Placement placement =
+      ContinueTokens(table, parts_.accounts.budget().workers(), {2, 0, 1}, {384, 0, 128});
+  EXPECT_TRUE(proto::Validate(placement, table).ok());
+  ASSERT_EQ(placement.size(), 3u);
+  EXPECT_EQ(placement[0].worker, WorkerId(2));
+  EXPECT_TRUE(placement[0].tokens.whole());
+  EXPECT_EQ(placement[1].worker, WorkerId(2));
+  EXPECT_EQ(placement[1].tokens.end, 384);
+  EXPECT_EQ(placement[2].worker, WorkerId(1)) << "the other holds nothing";
 }
 
 TEST(ReplacementWait, WhatFittedBeforeALossMayFitAgainForAWhile) {

@@ -48,7 +48,7 @@ ClusterOptions SomeCluster(Dice& dice, uint64_t seed) {
     scheduler.enable_chunked_prefill = false;
     scheduler.max_num_batched_tokens = scheduler.max_model_len + dice.Of(0, 100);
   }
-  scheduler.placement = static_cast<PlacementPolicy>(dice.Of(0, 3));
+  scheduler.placement = static_cast<PlacementPolicy>(dice.Of(0, 4));
   scheduler.token_shard_tokens = 64 * dice.Of(1, 4);
   scheduler.max_queued_requests = dice.Coin(4) ? dice.Of(1, 10) : 1000;
   options.kv_blocks.assign(dice.Of(1, 4), 0);
@@ -56,6 +56,8 @@ ClusterOptions SomeCluster(Dice& dice, uint64_t seed) {
   for (uint64_t& blocks : options.kv_blocks) {
     blocks = static_cast<uint64_t>(per_block * (dice.Coin() ? dice.Of(6, 14) : dice.Of(14, 200)));
   }
+  if (scheduler.placement == PlacementPolicy::kTiers)
+    for (size_t i = 0; i < options.kv_blocks.size(); ++i) options.rates.push_back(dice.Coin() ? 10 : dice.Of(1, 10));
   options.compute_workers = dice.Coin(3) ? dice.Of(2, 4) : 1;
   scheduler.prefill_ranks = dice.Of(0, 3);
   scheduler.prefill_rank_tokens = dice.Coin() ? 64 : dice.Of(64, 200);

@@ -112,7 +112,7 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
        "serve: --state-dtype: 'float16' is none of float32, bfloat16, f32, bf16"},
       {{"serve", "m", "--dtype", "int3"}, "serve: --dtype: 'int3' is none of auto, float32, bfloat16"},
       {{"serve", "m", "--placement", "layers"},
-       "serve: --placement: 'layers' is none of request, heads, tokens, mixed"},
+       "serve: --placement: 'layers' is none of request, heads, tokens, mixed, tiers"},
       {{"serve", "m", "--attention-workers", "65"}, "serve: --attention-workers: 65 is outside 1..64"},
       {{"serve", "m", "--micro-batches", "17"},
        "serve: --micro-batches: 17 is outside 0..16; 0 takes as many as the measured times ask for"},
