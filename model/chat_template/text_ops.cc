@@ -34,6 +34,14 @@ class StripSet {
   std::vector<char32_t> others_;
 };
 
+// As DecodeAt, but without a call for what is ASCII.
+char32_t TakeAt(std::string_view bytes, size_t& offset) {
+  const auto first = static_cast<unsigned char>(bytes[offset]);
+  if (first >= 128) return DecodeAt(bytes, offset);
+  ++offset;
+  return first;
+}
+
 absl::Status AddPiece(Runtime& runtime, std::vector<Text>& pieces, Text piece) {
   if (pieces.size() >= runtime.limits().list_items) return runtime.ChargeItems(pieces.size() + 1);
   DT_RETURN_IF_ERROR(runtime.Charge());
@@ -93,13 +101,13 @@ Text Strip(const Text& text, Side side, const std::string_view* characters) {
   size_t begin = 0, end = view.size();
   while (side != Side::kRight && begin < end) {
     size_t next = begin;
-    if (!stripped.Contains(DecodeAt(view, next))) break;
+    if (!stripped.Contains(TakeAt(view, next))) break;
     begin = next;
   }
   while (side != Side::kLeft && begin < end) {
     const size_t previous = PreviousOffset(view, end);
     size_t at = previous;
-    if (!stripped.Contains(DecodeAt(view, at))) break;
+    if (!stripped.Contains(TakeAt(view, at))) break;
     end = previous;
   }
   return text.Slice(begin, end);
