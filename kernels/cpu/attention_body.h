@@ -2,7 +2,8 @@
 // after simd.h.
 //
 // The result of a row does not depend on other rows: each score is one chain of FMAs over the
-// key dimension in ascending order; the maximum and the sum run over 64 lanes in a fixed tree,
+// key dimension in ascending order, but of each pair of bf16 the odd one comes first, as
+// vdpbf16ps adds them on the CPUs that have it; the maximum and the sum run over 64 lanes in a fixed tree,
 // invisible lanes being -inf and 0; each output element is one chain of FMAs over the visible
 // tokens in ascending order. Tiling only decides how many such chains run side by side.
 // Threads: reentrant.
@@ -108,7 +109,7 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
         const float* q = static_cast<const float*>(task.q[row + r]) + 2 * i;
         const F32x16 q0 = Set1(q[0]), q1 = Set1(q[1]);
 #pragma GCC unroll 8
-        for (int g = 0; g < G; ++g) acc[r][g] = Fma(q1, odd[g], Fma(q0, even[g], acc[r][g]));
+        for (int g = 0; g < G; ++g) acc[r][g] = Fma(q0, even[g], Fma(q1, odd[g], acc[r][g]));
       }
 #endif
     } else {
