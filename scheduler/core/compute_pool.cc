@@ -20,6 +20,7 @@ bool ComputePool::Join(WorkerId worker, bool leaves_states, int kind) {
   workers_.push_back(worker);
   if (leaves_states) leaving_states_.push_back(worker);
   kinds_[worker] = kind;
+  most_alike_ = static_cast<int>(MostAlike(workers_).size());
   return true;
 }
 
@@ -29,7 +30,9 @@ bool ComputePool::Leave(WorkerId worker) {
   planner_.ForgetComputeWorker(worker);
   std::erase(leaving_states_, worker);
   kinds_.erase(worker);
-  return std::erase(workers_, worker) > 0;
+  if (std::erase(workers_, worker) == 0) return false;
+  most_alike_ = static_cast<int>(MostAlike(workers_).size());
+  return true;
 }
 
 int ComputePool::micro_batches_in_use() const {
@@ -41,9 +44,8 @@ int ComputePool::micro_batches_in_use() const {
 
 int ComputePool::most_prefill_ranks() const {
   if (!options_.enable_chunked_prefill) return 1;
-  const int alike = static_cast<int>(MostAlike(workers_).size());
   const int most = options_.prefill_ranks == 0 ? proto::kMaxPrefillRanks : options_.prefill_ranks;
-  return std::min({most, alike, kMaxMicroBatches - static_cast<int>(workers_.size())});
+  return std::min({most, most_alike_, kMaxMicroBatches - static_cast<int>(workers_.size())});
 }
 
 std::vector<WorkerId> ComputePool::MostAlike(const std::vector<WorkerId>& workers) const {

@@ -65,6 +65,7 @@ class ComputePool {
   std::vector<WorkerId> workers_;
   std::vector<WorkerId> leaving_states_;  // of them, those that leave states of prompts
   std::map<WorkerId, int> kinds_;
+  int most_alike_ = 0;  // of them
   StepPatience patience_;
   Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
   StreamPace pace_;

@@ -36,10 +36,7 @@ std::vector<proto::Placement> Placer::PlacementsOf(PlacementPolicy policy, Posit
   std::vector<proto::Placement> candidates;
   for (int worker : tiers ? FastestTierFirst(workers, hits) : PreferredForWhole(workers, hits))
     candidates.push_back(proto::WholePlacement(options_.attention, workers[worker].id, workers[worker].epoch));
-  const bool one_holds_it = std::any_of(candidates.begin(), candidates.end(), [&](const proto::Placement& whole) {
-    return !tiers || budget_.FitsEmpty(budget_.CostOf(whole, {.end = most_tokens}));
-  });
-  if (one_holds_it) return candidates;
+  if (!tiers || !ThatHold(candidates, most_tokens).empty()) return candidates;
   if (auto continued = Continued(FastestTierFirst(workers, {}), workers)) candidates.push_back(*std::move(continued));
   return candidates;
 }
