@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/core/kv_budget.h"
 #include "tests/cluster/node_cluster.h"
 #include "tests/cluster/tiny_hybrid.h"
 #include "tests/cluster/tiny_model.h"
@@ -101,6 +102,35 @@ TEST_P(FaultyNodes, NoStreamChangesByABit) {
   EXPECT_GT(repeated, 1000);
   EXPECT_GT(moves, 0u) << "a drained worker gave away what it held, states and all";
   EXPECT_GT(hits, 0u);
+}
+
+// The fast worker holds the longest sequence and no more; four that grow on it do not all stay.
+TEST_P(FaultyNodes, NoStreamThatMovesBetweenTiersChangesByABit) {
+  const transport::Faults faults{.duplicate = 0.1, .echo = 0.2, .delay = 0.03, .delay_max = absl::Milliseconds(2)};
+  scheduler::KvBudget budget(model_.table, /*max_chunk=*/64);
+  budget.Join(WorkerId(0), Epoch(1), 1);
+  const auto whole = proto::WholePlacement(model_.table, WorkerId(0), Epoch(1));
+  const uint64_t fast = scheduler::TotalBlocks(budget.CostOf(whole, {.end = 512}));
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    SCOPED_TRACE(seed);
+    NodeCluster cluster(model_, {.workers = 2,
+                                 .kv_blocks = {fast},
+                                 .rates = {40},
+                                 .placement = scheduler::PlacementPolicy::kTiers,
+                                 .faults = faults,
+                                 .seed = seed});
+    std::map<uint64_t, requests::GenerationRequest> requests;
+    for (int i = 0; i < 4; ++i) {
+      const auto request = NodeRequest(60 + 5 * i, 220, i);
+      requests[cluster.Submit(request)] = request;
+    }
+    for (const auto& [id, request] : requests) {
+      SCOPED_TRACE(absl::StrCat("request ", id));
+      ASSERT_TRUE(cluster.UntilFinished(id)) << cluster.stream(id).tokens.size();
+      EXPECT_TRUE(cluster.stream(id) == Alone(request)) << cluster.stream(id).error;
+    }
+    EXPECT_GT(cluster.stats().moves, 0u);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, FaultyNodes,

@@ -323,28 +323,6 @@ TEST_P(MiniClusterTest, ASequenceThatNoWorkerHoldsBeginsOnOneAndContinuesOnAnoth
   EXPECT_EQ((*cluster)->engine().stats().scheduler.preemptions, 0u);
 }
 
-// Two workers of unlike size; on the small one sequences give way, and some move to the other with their KV.
-TEST_P(MiniClusterTest, StreamsOfTiersAreThoseTheirRequestsHaveAlone) {
-  MiniClusterOptions options = Options();
-  options.scheduler.placement = scheduler::PlacementPolicy::kTiers;
-  options.kv_bytes = 600 << 10;
-  const auto cluster = MiniCluster::Start(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  ASSERT_TRUE((*cluster)->AddAttentionWorker("a2", 2400 << 10).ok());
-  for (int round = 0; round < 2; ++round) {
-    std::vector<requests::GenerationRequest> requests;
-    std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
-    for (int i = 0; i < 6; ++i) {
-      requests.push_back(Request(60, 200, 6 * round + i));
-      sinks.push_back(Submit((*cluster)->engine(), requests.back()));
-    }
-    for (size_t i = 0; i < sinks.size(); ++i) {
-      ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
-      alone_->Expect(requests[i], *sinks[i]);
-    }
-  }
-}
-
 // Nothing is computed twice: the KV travels.
 TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoOn) {
   MiniClusterOptions options = Options();

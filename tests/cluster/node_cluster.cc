@@ -82,14 +82,16 @@ void NodeCluster::Add(int worker) {
   attention::AttentionWorkerOptions options;
   options.worker = IdOf(worker);
   options.epoch = Epoch(1);
-  options.kv_blocks = kBlocks;
+  const auto index = static_cast<size_t>(worker);
+  options.kv_blocks = index < options_.kv_blocks.size() ? options_.kv_blocks[index] : kBlocks;
   options.micro_batches = kMicroBatches;
   options.model_digest = kModelDigest;
   options.digests = options_.digests;
   devices_[worker] = std::make_unique<FrailDevice>(*kernels::CreateCpuDevice({.threads = 1}));
   attention_[worker] = *attention::AttentionWorkerNode::Create(model_.table, options, *devices_[worker], port, clock_);
   compute_->AddAttentionWorker({IdOf(worker), Epoch(1), port.id()});
-  scheduler_->AddAttentionWorker(IdOf(worker), Epoch(1), port.id(), kBlocks);
+  scheduler_->AddAttentionWorker(IdOf(worker), Epoch(1), port.id(), options.kv_blocks,
+                                 index < options_.rates.size() ? options_.rates[index] : 1);
 }
 
 void NodeCluster::GiveUp(int worker) {

@@ -49,7 +49,9 @@ struct Stream {
 requests::GenerationRequest NodeRequest(int prompt, int max_tokens, int salt);
 
 struct NodeClusterOptions {
-  int workers = 1;  // attention workers to begin with: 0, 1, ..
+  int workers = 1;                  // attention workers to begin with: 0, 1, ..
+  std::vector<uint64_t> kv_blocks;  // of these; others have plenty
+  std::vector<double> rates;        // of these, as scheduler::AttentionWorkerJoined; of others 1
   scheduler::PlacementPolicy placement = scheduler::PlacementPolicy::kRequest;
   attention::Digests digests = attention::Digests::kNone;
   transport::Faults faults;  // of all ports
