@@ -160,7 +160,7 @@ class LinkedStatesOfFamilies : public LinkedStates, public ::testing::WithParamI
 
 TEST_P(LinkedStatesOfFamilies, CrossBetweenTheGpusWholeAndDivided) {
   path_ = GoldenFolder(GetParam().group, GetParam().name);
-  if (path_.empty()) GTEST_SKIP() << "needs the goldens";
+  if (path_.empty()) GTEST_SKIP() << "missing test data: goldens/" << GetParam().group;
   std::vector<TokenId> prompt = ReadGolden(path_).prompt;
   prompt.resize(std::min<size_t>(prompt.size(), 90));
   for (const int workers : {1, 2}) {
