@@ -9,6 +9,7 @@
 #include "compute_worker/cuda/fuse.h"
 #include "compute_worker/cuda/lower.h"
 #include "compute_worker/cuda/weight_names.h"
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/experts/expert_ops.h"
 
 namespace dovetail::compute {
@@ -17,8 +18,6 @@ using kernels::cuda::CudaProduct;
 using kernels::cuda::CudaStream;
 
 namespace {
-
-constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
 
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "compute_worker/cuda/cuda_hybrid.h"
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::compute {
@@ -15,8 +16,6 @@ using kernels::cuda::ExchangePartial;
 using kernels::cuda::StepWork;
 
 namespace {
-
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 
 // Thread blocks for the largest of the copies.
 int SplitsOf(const std::vector<DividedRows::Copy>& copies) {

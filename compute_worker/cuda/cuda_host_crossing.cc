@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compute_worker/cuda/cuda_hybrid.h"
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/op_context.h"
 
 namespace dovetail::compute {
@@ -13,7 +14,6 @@ using kernels::cuda::CudaStream;
 
 namespace {
 
-constexpr int64_t kElement = 2;       // bytes of the wire types of a GPU
 constexpr int kLooksPerCheck = 1024;  // about a millisecond between two looks at whether the GPU is lost
 
 // One that is long enough to say something about rates (PromptWork), attended elsewhere.

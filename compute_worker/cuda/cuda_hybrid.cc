@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "compute_worker/cuda/launch_runner.h"
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/experts/expert_ops.h"
 
 namespace dovetail::compute {
@@ -11,8 +12,6 @@ namespace dovetail::compute {
 using kernels::cuda::ExpertTile;
 
 namespace {
-
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 
 void Widen(int64_t& width, int64_t needed) { width = std::max(width, needed); }
 

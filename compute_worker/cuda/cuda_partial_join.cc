@@ -5,15 +5,10 @@
 #include <utility>
 
 #include "base/segment_tree.h"
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/attention/merge_partials.h"
 
 namespace dovetail::compute {
-namespace {
-
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
-
-}  // namespace
-
 void CudaPartialJoin::FindAnswers(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
                                   const StepWire::LocalPartial& local, Joined& joined, int64_t& nodes) const {
   const std::vector<WorkerPart>& parts = core.PartsOf(id);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::compute {
@@ -16,7 +17,6 @@ using kernels::cuda::ExchangeFan;
 using kernels::cuda::ExchangeRow;
 using kernels::cuda::StepWork;
 
-constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
 constexpr size_t kUploadPart = 256;
 
 // How the step went with a peer, for the host (GpuExchange::FetchStatus).
@@ -197,9 +197,9 @@ absl::StatusOr<const void*> CudaPeerCrossing::Arrive(int op, const std::vector<W
   const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
   DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwaitAll(batch.stream(), {step.fan, number}));
   DT_RETURN_IF_ERROR(kernels::cuda::ExchangeGather(
-      batch.stream(), {step.fan, step.rows, batch.lane->attended->data(),
-                       static_cast<int64_t>(spec.query_heads) * spec.value_dim * static_cast<int64_t>(kElement),
-                       static_cast<int32_t>(batch.rows)}));
+      batch.stream(),
+      {step.fan, step.rows, batch.lane->attended->data(),
+       static_cast<int64_t>(spec.query_heads) * spec.value_dim * kElement, static_cast<int32_t>(batch.rows)}));
   return batch.lane->attended->data();
 }
 

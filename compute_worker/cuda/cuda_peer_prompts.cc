@@ -2,18 +2,13 @@
 
 #include <algorithm>
 
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::compute {
 
 using exchange::GpuExchange;
 using kernels::cuda::CudaStream;
-
-namespace {
-
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
-
-}  // namespace
 
 CudaPeerPrompts::~CudaPeerPrompts() {
   for (const Step& step : steps_)

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/state/cuda_state.h"
 #include "kernels/cuda/state/state_pack.h"
 
@@ -20,7 +21,6 @@ namespace {
 
 constexpr int64_t kMostBlockBytes = int64_t{256} << 20;    // of entries that run at once, unless one needs more
 constexpr size_t kMostWorkspaceBytes = size_t{128} << 20;  // for chunks, unless one of each head needs more
-constexpr int64_t kElement = 2;                            // bytes of the wire types of a GPU
 constexpr int64_t kRowsBeyond = 8;                         // products read whole runs of rows
 
 const float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) {

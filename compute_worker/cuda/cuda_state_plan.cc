@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "compute_worker/cuda/cuda_hybrid.h"
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/state/cuda_state.h"
 #include "kernels/cuda/state/state_pack.h"
 #include "linear_attention/linear_heads.h"
@@ -19,7 +20,6 @@ using proto::StateBlocks;
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 
 int64_t EndOf(const StateSection& section) { return section.offset + int64_t{section.rows} * section.row_bytes; }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::compute {
@@ -17,7 +18,6 @@ using kernels::cuda::ExchangeWords;
 
 namespace {
 
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 constexpr int64_t kVector = 16;  // bytes that the gathering kernel reads at once
 constexpr size_t kBeginAt = offsetof(ExchangeWords, step);
 constexpr uint64_t kDeadlineNs = 1'000'000'000;  // of waits that there are none of

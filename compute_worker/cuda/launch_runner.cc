@@ -4,6 +4,7 @@
 
 #include "compute_worker/cuda/cuda_crossing.h"
 #include "compute_worker/cuda/weight_names.h"
+#include "compute_worker/cuda/wire_element.h"
 #include "kernels/cuda/products/cuda_gemm.h"
 #include "kernels/cuda/rows/row_ops.h"
 
@@ -11,7 +12,6 @@ namespace dovetail::compute {
 namespace {
 
 constexpr int64_t kMostPadded = 256;
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 
 int32_t Rows(const CudaBatch& batch) { return static_cast<int32_t>(batch.rows); }
 
