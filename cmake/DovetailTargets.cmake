@@ -1,11 +1,24 @@
-# dovetail_library(NAME SRCS a.cc ... DEPS lib ... [PRIVATE_DEPS lib ...])
-#   A static library dovetail_NAME. Headers are included from the root of the project.
+# Several sources of a library are compiled as one: their headers, which take most of the time, are then read once. A
+# name in an anonymous namespace is therefore one of the library's. The presets without it (debug, asan-ubsan, tsan)
+# compile each source alone, so a source still includes what it needs.
+option(DOVETAIL_UNITY "Compile eight sources of a library at a time" OFF)
+
+# dovetail_library(NAME SRCS a.cc ... DEPS lib ... [PRIVATE_DEPS lib ...] [ALONE a.cc ...] [NO_UNITY])
+#   A static library dovetail_NAME. Headers are included from the root of the project. ALONE: sources with names of
+#   their own that others of the library have too. NO_UNITY: each source is compiled alone.
 function(dovetail_library NAME)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "NO_UNITY" "" "SRCS;DEPS;PRIVATE_DEPS;ALONE" ${ARGN})
   if(ARG_SRCS)
     add_library(dovetail_${NAME} STATIC ${ARG_SRCS})
     target_include_directories(dovetail_${NAME} PUBLIC ${PROJECT_SOURCE_DIR})
     target_link_libraries(dovetail_${NAME} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+    if(DOVETAIL_UNITY AND NOT ARG_NO_UNITY)
+      set_target_properties(dovetail_${NAME} PROPERTIES UNITY_BUILD ON)
+      # A source is an included file here, and what it has in an anonymous namespace looks like that of a header; g++ 12
+      # sees overlaps in strings that are put together.
+      target_compile_options(dovetail_${NAME} PRIVATE -Wno-subobject-linkage -Wno-restrict)
+      set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
   else()
     add_library(dovetail_${NAME} INTERFACE)
     target_include_directories(dovetail_${NAME} INTERFACE ${PROJECT_SOURCE_DIR})
@@ -79,16 +92,31 @@ function(dovetail_sanitize_scripts)
   endforeach()
 endfunction()
 
-# dovetail_test(NAME SRCS a_test.cc ... DEPS lib ... [LONG] [THREADS] [TIMEOUT seconds])
+# dovetail_compile_fast(TARGET ...): where DOVETAIL_UNITY is on, code of tests is compiled without much optimisation,
+#   and with the headers that most tests include compiled once (tests/support). What tests test stays as it is.
+function(dovetail_compile_fast)
+  if(NOT DOVETAIL_UNITY)
+    return()
+  endif()
+  foreach(TARGET ${ARGN})
+    # The headers were compiled with -fPIC, as libraries are; programs are else compiled with -fPIE.
+    target_compile_options(${TARGET} PRIVATE -O1 -fPIC -fpch-preprocess)
+    target_precompile_headers(${TARGET} REUSE_FROM dovetail_test_headers)
+  endforeach()
+endfunction()
+
+# dovetail_test(NAME SRCS a_test.cc ... DEPS lib ... [LONG] [THREADS] [COMPUTES] [TIMEOUT seconds])
 #   One GoogleTest binary and one ctest entry. LONG tests run only under ./check --long, which also runs THREADS tests
-#   under ThreadSanitizer.
+#   under ThreadSanitizer. COMPUTES: the test computes and waits for no clock or other process, so ./check runs as many
+#   of these at a time as there are cores.
 function(dovetail_test NAME)
-  cmake_parse_arguments(ARG "LONG;THREADS" "TIMEOUT" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "LONG;THREADS;COMPUTES" "TIMEOUT" "SRCS;DEPS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
   add_executable(${NAME} ${ARG_SRCS})
   target_link_libraries(${NAME} PRIVATE ${ARG_DEPS} dovetail_test_support GTest::gmock GTest::gtest GTest::gtest_main)
+  dovetail_compile_fast(${NAME})
   add_test(NAME ${NAME} COMMAND ${NAME})
   set_tests_properties(${NAME} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
   dovetail_sanitize(${NAME})
@@ -98,6 +126,9 @@ function(dovetail_test NAME)
   endif()
   if(ARG_THREADS)
     list(APPEND LABELS threads)
+  endif()
+  if(ARG_COMPUTES)
+    list(APPEND LABELS computes)
   endif()
   set_tests_properties(${NAME} PROPERTIES LABELS "${LABELS}")
 endfunction()

@@ -7,4 +7,5 @@ dovetail_library(chat_template
        chat_template/tests_and_globals.cc chat_template/text.cc chat_template/text_ops.cc chat_template/unicode.cc
        chat_template/value.cc
   DEPS dovetail_base nlohmann_json::nlohmann_json
-  PRIVATE_DEPS PkgConfig::UTF8PROC)
+  PRIVATE_DEPS PkgConfig::UTF8PROC
+  ALONE chat_template/filters_text.cc chat_template/methods.cc)

@@ -7,4 +7,5 @@ dovetail_library(model_files
        formats/dequantize.cc formats/file_errors.cc formats/ggml_types.cc formats/gguf.cc formats/gguf_parse.cc
        formats/json_file.cc formats/mapped_file.cc formats/safetensors.cc formats/safetensors_parse.cc
   DEPS dovetail_base dovetail_kernels nlohmann_json::nlohmann_json absl::flat_hash_map absl::flat_hash_set
-       absl::str_format absl::strings)
+       absl::str_format absl::strings
+  ALONE families/config_json.cc families/config_json_hybrid.cc families/gguf_places.cc)
