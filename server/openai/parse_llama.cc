@@ -95,16 +95,20 @@ absl::StatusOr<CompletionRequest> Parse(const Json& body, Json prompt, const Ser
 
 // ---- filling in ----
 
-// What stands before, behind and between; and what ends an answer besides the model's own end.
+// What stands before, behind and between; a project and a file in it; and what ends an answer besides the model's own
+// end. As models spell them: Qwen and those that follow it, StarCoder and Granite, both older, DeepSeek (with bars of
+// full width), CodeLlama, GLM.
 struct FillInTokens {
-  std::string_view prefix, suffix, middle, file, end;
+  std::string_view prefix, suffix, middle, repo, file, end;
 };
 constexpr FillInTokens kFillInTokens[] = {
-    {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|endoftext|>"},
-    {"<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>", "<|endoftext|>"},
-    {"<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<file-sep>", "<|endoftext|>"},
-    {"<|fim▁begin|>", "<|fim▁hole|>", "<|fim▁end|>", "", "<|end▁of▁sentence|>"},
-    {"<PRE>", "<SUF>", "<MID>", "", "<EOT>"},
+    {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>", "<|endoftext|>"},
+    {"<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<repo_name>", "<file_sep>", "<|endoftext|>"},
+    {"<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<repo-name>", "<file-sep>", "<|endoftext|>"},
+    {"<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "", "", "<｜end▁of▁sentence｜>"},
+    {"<PRE>", "<SUF>", "<MID>", "", "", "<EOT>"},
+    {"▁<PRE>", "▁<SUF>", "▁<MID>", "", "", "▁<EOT>"},
+    {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", "", "", "<|endoftext|>"},
 };
 
 const FillInTokens* FillInOf(const ServedModel& model) {
@@ -131,6 +135,20 @@ class FillInPrompt {
   void Token(std::string_view token) {
     if (const auto id = tokenizer_.TokenToId(token)) ids_.push_back(*id);
   }
+  bool Has(std::string_view token) const { return !token.empty() && tokenizer_.TokenToId(token).has_value(); }
+  // A model that knows projects of several files is told of one, as llama-server tells it: its name, and before the gap
+  // that of the file. Neither comes with a request.
+  bool KnowsProjects() const { return Has(tokens_.repo) && Has(tokens_.file); }
+  absl::Status BeginProject() {
+    if (!KnowsProjects()) return absl::OkStatus();
+    Token(tokens_.repo);
+    return Text("myproject\n", "input_extra");
+  }
+  absl::Status BeginFile() {
+    if (!KnowsProjects()) return absl::OkStatus();
+    Token(tokens_.file);
+    return Text("filename\n", "input_prefix");
+  }
   // Text of a user: it becomes no control token.
   absl::Status Text(const std::string& text, const std::string& field) {
     const auto ids = tokenizer_.Encode(text, {.add_special = false, .parse_special = false});
@@ -147,7 +165,7 @@ class FillInPrompt {
       const FieldReader reader(extra[i], path);
       DT_ASSIGN_OR_RETURN(const std::string name, TextOf(reader, "filename"));
       DT_ASSIGN_OR_RETURN(const std::string text, TextOf(reader, "text"));
-      if (!tokens_.file.empty() && tokenizer_.TokenToId(tokens_.file))
+      if (Has(tokens_.file))
         Token(tokens_.file);
       else
         DT_RETURN_IF_ERROR(Text("\n\n--- file ---\n", path));
@@ -181,12 +199,16 @@ absl::StatusOr<CompletionRequest> ParseInfillRequest(const Json& body, const Ser
   const FieldReader reader(body);
   const FillInTokens* tokens = FillInOf(model);
   if (tokens == nullptr)
-    return BadField("input_prefix", "this model has no tokens to fill in a text; use /completion with a prompt");
+    return BadField("input_prefix",
+                    "this model has no tokens to fill in a text (such as <|fim_prefix|>, <|fim_suffix|> and "
+                    "<|fim_middle|>); use /completion with a prompt");
   if (!reader.Has("input_prefix") && !reader.Has("input_suffix"))
     return BadField("input_prefix", "input_prefix or input_suffix is required");
   FillInPrompt prompt(model, *tokens);
   prompt.Begin();
+  DT_RETURN_IF_ERROR(prompt.BeginProject());
   if (const Json* extra = reader.Find("input_extra")) DT_RETURN_IF_ERROR(prompt.Extra(*extra));
+  DT_RETURN_IF_ERROR(prompt.BeginFile());
   for (const auto& [token, field] :
        {std::pair{tokens->prefix, "input_prefix"}, {tokens->suffix, "input_suffix"}, {tokens->middle, "prompt"}}) {
     DT_ASSIGN_OR_RETURN(const std::string text, TextOf(reader, field));
