@@ -6,6 +6,7 @@
 
 #include "server/openai/chat_body.h"
 #include "server/openai/field_reader.h"
+#include "server/openai/message_documents.h"
 #include "server/openai/parse_generation.h"
 #include "server/openai/requests.h"
 #include "server/openai/shared_fields.h"
@@ -48,13 +49,20 @@ absl::Status ReadUse(const FieldReader& block, const std::string& path, ChatHist
 
 std::string MayBeCalled(const std::string& tool) { return absl::StrCat("The tool ", tool, " may be called now."); }
 
-// A tool that a search has found is named; what it is stands in `tools` (Claude Code's ToolSearch).
-absl::StatusOr<Json> WithReferences(const Json& content, const std::string& path) {
+// A tool that a search has found is named; what it is stands in `tools` (Claude Code's ToolSearch). Documents become
+// their texts.
+absl::StatusOr<Json> AsTexts(const Json& content, const std::string& path) {
   Json texts = content;
   if (!content.is_array()) return texts;
   for (size_t i = 0; i < texts.size(); ++i) {
     const Json& part = content[i];
-    if (!part.is_object() || !part.contains("type") || part["type"] != "tool_reference") continue;
+    if (!part.is_object() || !part.contains("type")) continue;
+    if (part["type"] == "document") {
+      DT_ASSIGN_OR_RETURN(std::string text, DocumentText(FieldReader(part, absl::StrCat(path, ".", i))));
+      texts[i] = {{"type", "text"}, {"text", std::move(text)}};
+      continue;
+    }
+    if (part["type"] != "tool_reference") continue;
     const FieldReader reference(part, absl::StrCat(path, ".", i));
     DT_ASSIGN_OR_RETURN(const auto name, reference.String("tool_name", kMaxToolText));
     if (!name) return BadField(reference.Path("tool_name"), "is required");
@@ -68,7 +76,7 @@ absl::Status ReadResult(const FieldReader& block, const std::string& path, ChatH
   const Json* content = block.Find("content");
   Json text = "";
   if (content != nullptr) {
-    DT_ASSIGN_OR_RETURN(const Json texts, WithReferences(*content, block.Path("content")));
+    DT_ASSIGN_OR_RETURN(const Json texts, AsTexts(*content, block.Path("content")));
     DT_ASSIGN_OR_RETURN(text, TextContent(texts, block.Path("content"), {"text"}));
   }
   history.Result(block.Has("tool_use_id") ? *block.Find("tool_use_id") : Json(), std::move(text), path,
@@ -141,6 +149,11 @@ absl::Status ReadBlocks(const std::string& role, const Json& content, const std:
       texts.push_back({{"type", "text"}, {"text", *text}});
       continue;
     }
+    if (role == "user" && *type == "document") {
+      DT_ASSIGN_OR_RETURN(std::string text, DocumentText(block));
+      texts.push_back({{"type", "text"}, {"text", std::move(text)}});
+      continue;
+    }
     if (role == "system" && (*type == "tool_addition" || *type == "tool_removal")) {
       DT_ASSIGN_OR_RETURN(std::string told, ReadToolChange(block, *type == "tool_addition", changes));
       texts.push_back({{"type", "text"}, {"text", std::move(told)}});
@@ -155,7 +168,7 @@ absl::Status ReadBlocks(const std::string& role, const Json& content, const std:
       DT_RETURN_IF_ERROR(ReadResult(block, at, history));
     } else {
       return BadField(block.Path("type"), Describe(Json(*type)), " is not supported in a message of the ", role,
-                      role == "user"        ? ": only text and tool_result are"
+                      role == "user"        ? ": only text, document and tool_result are"
                       : role == "assistant" ? ": only text, thinking and tool_use are"
                                             : ": only text, tool_addition and tool_removal are");
     }

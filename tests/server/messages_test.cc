@@ -121,6 +121,49 @@ TEST(Messages, BlocksOfATurnAreOneMessageAndResultsAreTheirOwn) {
   EXPECT_FALSE(request->prompt.continue_final_message);
 }
 
+TEST(Messages, DocumentsOfTextAreText) {
+  const auto model = TestModel();
+  const auto request = Parse(*model, R"("messages":[{"role":"user","content":[
+      {"type":"document","source":{"type":"text","media_type":"text/plain","data":"Green."},"title":"Sky","context":"",
+       "citations":{"enabled":false},"cache_control":{"type":"ephemeral"}},
+      {"type":"document","source":{"type":"content","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
+       "context":"Letters"},
+      {"type":"text","text":"Which?"}]},
+      {"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":{}}]},
+      {"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":[
+         {"type":"document","source":{"type":"content","content":"found"}}]}]}])");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->prompt.messages[0]["content"], "Sky\nGreen.\nLetters\na\nb\nWhich?");
+  EXPECT_EQ(request->prompt.messages[2]["content"], "found");
+}
+
+TEST(Messages, DocumentsOfNoTextAreNamed) {
+  const auto model = TestModel();
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"("source":{"type":"base64","media_type":"application/pdf","data":"aa"})", "source.type"},
+      {R"("source":{"type":"url","url":"http://a"})", "source.type"},
+      {R"("source":{"type":"file","file_id":"f"})", "source.type"},
+      {R"("source":{"type":"text","media_type":"text/html","data":"a"})", "source.media_type"},
+      {R"("source":{"type":"text","data":1})", "source.data"},
+      {R"("source":{"type":"content","content":[{"type":"image"}]})", "source.content.0.type"},
+      {R"("source":{"type":"content"})", "source.content"},
+      {R"("source":{})", "source.type"},
+      {R"("title":"a")", "source"},
+      {R"("source":{"type":"text","data":"a"},"title":1)", "title"},
+      {R"("source":{"type":"text","data":"a"},"citations":{"enabled":true})", "citations.enabled"},
+  };
+  for (const auto& [fields, at] : cases) {
+    SCOPED_TRACE(fields);
+    const std::string document = absl::StrCat(R"({"type":"document",)", fields, "}");
+    ExpectAbout(absl::StrCat("messages.0.content.0.", at),
+                Ask(*model, absl::StrCat(R"("messages":[{"role":"user","content":[)", document, "]}]")).status());
+    ExpectAbout(absl::StrCat("messages.0.content.0.content.0.", at),
+                Ask(*model, absl::StrCat(R"("messages":[{"role":"user","content":[{"type":"tool_result",)",
+                                         R"("tool_use_id":"c","content":[)", document, "]}]}]"))
+                    .status());
+  }
+}
+
 TEST(Messages, FieldsMeanWhatTheyMeanInChats) {
   const auto model = TestModel();
   const auto request = Parse(*model, absl::StrCat(kUser, R"(,"stop_sequences":["x"],"top_k":3,

@@ -69,6 +69,18 @@ def test_tokens_are_counted_as_they_are_used(ask, messages, model):
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 
+def test_a_document_of_text_is_what_its_words_are(messages, model):
+    def counted(*blocks):
+        return messages.count_tokens(model=model, messages=[{"role": "user", "content": list(blocks)}]).input_tokens
+    question = {"type": "text", "text": "What colour is it?"}
+    source = {"type": "text", "media_type": "text/plain", "data": "The sky is green."}
+    document = {"type": "document", "source": source, "title": "Sky", "citations": {"enabled": False}}
+    assert counted(document, question) == counted({"type": "text", "text": "Sky\nThe sky is green."}, question)
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        counted({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}})
+    assert "messages.0.content.0.source.type" in caught.value.message
+
+
 def test_an_answer_can_be_begun(ask, messages, model):
     begun = ASK + [{"role": "assistant", "content": "The weather"}]
     assert ask(messages=begun).content[0].text
