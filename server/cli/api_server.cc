@@ -83,9 +83,10 @@ void AddModelFlags(CLI::App& command, ApiFlags& flags) {
                 "Serve requests for other models too, in place of answering 404 [off]")
       ->group("API");
   command
-      .add_option("--chat-template", flags.chat_template,
-                  "Chat template: a Jinja file, or a built-in one (chatml, llama3, gemma, mistral, phi3, zephyr, "
-                  "llama2), in place of the model's own")
+      .add_option(
+          "--chat-template", flags.chat_template,
+          "Chat template: a Jinja file, a built-in one (chatml, llama3, gemma, mistral, phi3, zephyr, llama2), or "
+          "none, in place of the model's own")
       ->type_name("FILE|NAME")
       ->group("API");
   command
@@ -181,6 +182,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
                       MakeServedModel(*served.checkpoint, {.names = flags_.served_model_names,
                                                            .accept_any_name = flags_.ignore_model_name,
                                                            .chat_template = flags_.chat_template,
+                                                           .chatml_at_last = true,
                                                            .tool_call_parser = flags_.tool_call_parser,
                                                            .reasoning_parser = flags_.reasoning_parser,
                                                            .pooling = flags_.pooling,

@@ -23,9 +23,8 @@ namespace {
 
 constexpr const char* kModelHelp = "A .gguf file, or a Hugging Face folder (config.json and safetensors)";
 constexpr const char* kTemplateHelp =
-    "Chat template: a Jinja file, or a built-in one (chatml, llama3, gemma, mistral, phi3, zephyr, llama2), in place "
-    "of "
-    "the model's own";
+    "Chat template: a Jinja file, a built-in one (chatml, llama3, gemma, mistral, phi3, zephyr, llama2), or none, in "
+    "place of the model's own";
 
 int Fail(const std::string& text, int exit_code) {
   const std::string name = Coloured("dovetail:", "1;31", ShowsColours(STDERR_FILENO));

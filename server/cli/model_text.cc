@@ -180,7 +180,8 @@ absl::StatusOr<std::string> AskedTemplate(const std::string& asked) {
 }  // namespace
 
 absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& checkpoint,
-                                                      const model::Tokenizer* tokenizer, const std::string& asked) {
+                                                      const model::Tokenizer* tokenizer, const std::string& asked,
+                                                      bool chatml_at_last) {
   ChatTemplateChoice choice;
   DT_ASSIGN_OR_RETURN(const model::TemplateSources own, OwnTemplates(checkpoint, choice.origin));
   const model::ModelConfig& config = checkpoint.config();
@@ -188,6 +189,7 @@ absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& c
   if (!config.stop_ids.empty()) eos = config.stop_ids.front();
   choice.bos_token = own.bos_token.value_or(TextOf(tokenizer, config.bos));
   choice.eos_token = own.eos_token.value_or(TextOf(tokenizer, eos));
+  if (asked == "none") return choice;
   if (!asked.empty()) {
     choice.origin = absl::StrCat("--chat-template ", fs::path(asked).filename().string());
     DT_ASSIGN_OR_RETURN(choice.source, AskedTemplate(asked));
@@ -206,11 +208,19 @@ absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& c
     return id && tokenizer->TypeOf(*id) != model::TokenType::kNormal;
   };
   const auto name = model::BuiltinTemplateFor(has_token);
-  if (!name) return choice;
-  choice.origin = absl::StrCat("the built-in chat template ", *name);
-  DT_ASSIGN_OR_RETURN(choice.source, model::BuiltinTemplate(*name));
-  LogInfo(checkpoint.name(), ": brings no chat template; its vocabulary has the tokens of ", *name,
-          ", so that built-in one is used");
+  // As llama-server does with GGUF files. A folder's users expect what vLLM does: an error.
+  const bool in_any_case = !name && chatml_at_last && checkpoint.gguf() != nullptr;
+  if (!name && !in_any_case) return choice;
+  const std::string used = name.value_or("chatml");
+  choice.origin = absl::StrCat("the built-in chat template ", used);
+  DT_ASSIGN_OR_RETURN(choice.source, model::BuiltinTemplate(used));
+  if (in_any_case)
+    LogWarning(checkpoint.name(),
+               ": brings no chat template; chats are written as ChatML, whose tokens its vocabulary "
+               "does not have: answers may make little sense; --chat-template chooses another one");
+  else
+    LogInfo(checkpoint.name(), ": brings no chat template; its vocabulary has the tokens of ", used,
+            ", so that built-in one is used");
   return choice;
 }
 
@@ -262,8 +272,8 @@ absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const
   if (served->names.empty()) served->names.push_back(fs::path(checkpoint.name()).stem().string());
   served->accept_any_name = options.accept_any_name;
   DT_ASSIGN_OR_RETURN(served->tokenizer, LoadTokenizer(checkpoint));
-  DT_ASSIGN_OR_RETURN(const ChatTemplateChoice chat,
-                      ChooseChatTemplate(checkpoint, served->tokenizer.get(), options.chat_template));
+  DT_ASSIGN_OR_RETURN(const ChatTemplateChoice chat, ChooseChatTemplate(checkpoint, served->tokenizer.get(),
+                                                                        options.chat_template, options.chatml_at_last));
   if (!chat.source.empty()) {
     const server::ChatTemplateText text{chat.source, chat.tool_source, chat.bos_token, chat.eos_token};
     auto renderer = server::MakeChatRenderer(text);

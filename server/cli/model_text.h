@@ -32,16 +32,18 @@ struct ChatTemplateChoice {
   std::string bos_token, eos_token;  // what it may write
 };
 
-// The chat template to use: `asked` if given, a Jinja file or the name of a built-in one; else the model's own; else
-// the built-in one whose special tokens the vocabulary has; else none. kNotFound names --chat-template and what there
-// is.
+// The chat template to use: `asked` if given, a Jinja file, the name of a built-in one, or `none`; else the model's
+// own; else the built-in one whose special tokens the vocabulary has; else none, or ChatML with `chatml_at_last`, if
+// the model is a GGUF file. Errors: kNotFound names --chat-template and what there is.
 absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& checkpoint,
-                                                      const model::Tokenizer* tokenizer, const std::string& asked);
+                                                      const model::Tokenizer* tokenizer, const std::string& asked,
+                                                      bool chatml_at_last = false);
 
 struct ServedModelOptions {
   std::vector<std::string> names;  // empty: the file's name
   bool accept_any_name = false;
   std::string chat_template;                       // --chat-template
+  bool chatml_at_last = false;                     // as ChooseChatTemplate says
   std::string tool_call_parser, reasoning_parser;  // --tool-call-parser, --reasoning-parser; empty: by the template
   std::string pooling;                             // --pooling; empty: as the checkpoint says, else last
   int64_t max_model_len = 0;

@@ -388,8 +388,22 @@ TEST_F(Serve, NoPromptIsLoggedOrDumped) {
   EXPECT_THAT(log, Not(HasSubstr("canary")));
 }
 
-TEST_F(Serve, AChatWithoutATemplateSaysSo) {
+// As llama-server has it; stories260K brings no template and no tokens of one.
+TEST_F(Serve, AGgufFileWithoutATemplateWritesChatMl) {
   ServeProcess server(With({}));
+  const Json chat = {{"messages", {{{"role", "user"}, {"content", "hi"}}}}};
+  EXPECT_EQ(server.AskJson(Post("/apply-template", Dump(chat)))["prompt"],
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(server.AskJson(Post("/v1/chat/completions",
+                                R"({"messages":[{"role":"user","content":"hi"}],"max_tokens":2})"))["object"],
+            "chat.completion");
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_THAT(server.ErrorText(), HasSubstr("chats are written as ChatML"));
+}
+
+TEST_F(Serve, AChatWithoutATemplateSaysSo) {
+  ServeProcess server(With({"--chat-template", "none"}));
   const Json error = server.AskJson(
       Post("/v1/chat/completions", R"({"model":"stories","messages":[{"role":"user","content":"hi"}]})"), 400)["error"];
   EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("--chat-template"));
