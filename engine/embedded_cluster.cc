@@ -190,7 +190,7 @@ Trace* EmbeddedCluster::NewTrace(const std::string& name) {
 EmbeddedCluster::~EmbeddedCluster() {
   {
     MutexLock lock(mutex_);
-    stopping_ = true;
+    stopping_.store(true, std::memory_order_release);
   }
   doorbell_.Ring();
   if (thread_.joinable()) thread_.join();
@@ -233,7 +233,7 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(requests::GenerationRequest re
   request.id = id;
   {
     MutexLock lock(mutex_);
-    if (stopping_) return absl::UnavailableError("the engine is stopping");
+    if (stopping_.load(std::memory_order_relaxed)) return absl::UnavailableError("the engine is stopping");
     if (!lost_.ok()) return absl::UnavailableError(lost_.message());
     // The scheduler says which of several tenants gives way in a full queue; this bounds what it has not seen yet.
     if (requests_in_system_ >= 2 * options_.scheduler.max_queued_requests + options_.scheduler.max_num_seqs)
@@ -307,14 +307,18 @@ void EmbeddedCluster::PublishStats() {
   stats_ = now;
 }
 
+void EmbeddedCluster::TakeNewSinks() {
+  for (auto& [id, sink] : new_sinks_) sinks_[id] = std::move(sink);
+  new_sinks_.clear();
+}
+
 bool EmbeddedCluster::RunOnce() {
   // Looked at between any two layers: no lock unless there is something.
   if (inbox_filled_.load(std::memory_order_acquire)) {
     MutexLock lock(mutex_);
     inbox_filled_.store(false, std::memory_order_relaxed);
     taken_.swap(inbox_);
-    for (auto& [id, sink] : new_sinks_) sinks_[id] = std::move(sink);
-    new_sinks_.clear();
+    TakeNewSinks();
   }
   for (const scheduler::Event& event : taken_) scheduler_->Handle(event);
   int handled = static_cast<int>(taken_.size());
@@ -338,7 +342,7 @@ absl::Status EmbeddedCluster::Health() const {
 void EmbeddedCluster::Run() {
   NameThread("dt-engine");
   IdleSpin spin(clock_);
-  while (true) {
+  while (!stopping_.load(std::memory_order_acquire)) {
     const bool busy = RunOnce();
     if (busy) spin.Worked();
     if (const absl::Status health = Health(); !health.ok()) {
@@ -348,16 +352,10 @@ void EmbeddedCluster::Run() {
         lost_ = health;
         stats_.healthy = false;
         stats_.error = std::string(health.message());
-        for (auto& [id, sink] : new_sinks_) sinks_[id] = std::move(sink);
-        new_sinks_.clear();
       }
       return EndEverything(requests::FinishReason::kError, std::string(health.message()));
     }
     if (busy || (attention_thread_ != nullptr && spin.GoesOn())) continue;
-    {
-      MutexLock lock(mutex_);
-      if (stopping_) break;
-    }
     PublishStats();
     const absl::Duration until_deadline = scheduler_->NextDeadline() - clock_.Now();
     doorbell_.Wait(std::clamp(until_deadline, absl::ZeroDuration(), absl::Milliseconds(500)));
@@ -366,6 +364,10 @@ void EmbeddedCluster::Run() {
 }
 
 void EmbeddedCluster::EndEverything(requests::FinishReason reason, const std::string& why) {
+  {
+    MutexLock lock(mutex_);
+    TakeNewSinks();
+  }
   for (auto& [id, sink] : sinks_) {
     requests::GenerationUpdate update;
     update.request = id;

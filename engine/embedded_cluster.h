@@ -71,7 +71,8 @@ class EmbeddedCluster final : public Engine {
   static absl::StatusOr<std::unique_ptr<EmbeddedCluster>> Create(const model::LoadedModel& model,
                                                                  kernels::Device& device,
                                                                  const EmbeddedClusterOptions& options);
-  // Ends what still runs as cancelled.
+  // Ends every request that has not ended as cancelled. Blocks for the operators at hand, not until a step or a request
+  // is done.
   ~EmbeddedCluster() override;
 
   absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
@@ -101,10 +102,12 @@ class EmbeddedCluster final : public Engine {
   absl::Status CheckRequest(const requests::GenerationRequest& request) const;
   void Push(scheduler::Event event);
   void Run();
+  void TakeNewSinks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool RunOnce();
   absl::Status Health() const;
   void Emit(requests::GenerationUpdate update);
   void PublishStats();
+  // Tells every request that was taken and has not ended. No request is taken any more.
   void EndEverything(requests::FinishReason reason, const std::string& why);
   Trace* NewTrace(const std::string& name);  // null if none is asked for
 
@@ -126,11 +129,11 @@ class EmbeddedCluster final : public Engine {
   Mutex mutex_;
   std::vector<scheduler::Event> inbox_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> inbox_filled_{false};  // inbox_ holds something; read without the mutex
+  std::atomic<bool> stopping_{false};      // set under the mutex, so that Submit sees it; read without
   absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> new_sinks_ ABSL_GUARDED_BY(mutex_);
   EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   std::deque<StepSample> step_samples_ ABSL_GUARDED_BY(mutex_);
   int requests_in_system_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);  // not kOk: the engine has ended, its device is lost
 
   // Engine thread only.
