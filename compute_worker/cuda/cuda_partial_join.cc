@@ -9,6 +9,7 @@
 #include "kernels/cuda/attention/merge_partials.h"
 
 namespace dovetail::compute {
+
 void CudaPartialJoin::FindAnswers(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
                                   const StepWire::LocalPartial& local, Joined& joined, int64_t& nodes) const {
   const std::vector<WorkerPart>& parts = core.PartsOf(id);
