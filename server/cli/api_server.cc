@@ -215,6 +215,8 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine, intake_, metrics));
   }
   http_.Serve(model, served.engine, metrics);
+  // Now, and not when the template was chosen: a server that cannot listen says only why.
+  if (!model->chat_template_warning.empty()) LogWarning(model->chat_template_warning);
   const server::ConnectionLimit limit = http_.connection_limit();
   if (limit.connections < flags_.limits.max_connections)
     LogWarning("HTTP: ", limit.why);

@@ -215,9 +215,9 @@ absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& c
   choice.origin = absl::StrCat("the built-in chat template ", used);
   DT_ASSIGN_OR_RETURN(choice.source, model::BuiltinTemplate(used));
   if (in_any_case)
-    LogWarning(checkpoint.name(),
-               ": brings no chat template; chats are written as ChatML, whose tokens its vocabulary "
-               "does not have: answers may make little sense; --chat-template chooses another one");
+    choice.warning = absl::StrCat(checkpoint.name(),
+                                  ": brings no chat template; chats are written as ChatML, whose tokens its vocabulary "
+                                  "does not have: answers may make little sense; --chat-template chooses another one");
   else
     LogInfo(checkpoint.name(), ": brings no chat template; its vocabulary has the tokens of ", used,
             ", so that built-in one is used");
@@ -285,6 +285,7 @@ absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const
   }
   DT_RETURN_IF_ERROR(ChoosePooling(checkpoint, options.pooling, *served));
   served->chat_template = chat.source;
+  served->chat_template_warning = chat.warning;
   served->max_num_seqs = options.max_num_seqs;
   served->max_model_len = static_cast<int>(options.max_model_len);
   served->vocab_size = static_cast<int>(config.vocab_size);

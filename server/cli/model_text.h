@@ -30,6 +30,7 @@ struct ChatTemplateChoice {
   std::string tool_source;  // for conversations with tools; empty: the same
   std::string origin;  // for error texts and the log: "--chat-template chatml", "model.gguf: tokenizer.chat_template"
   std::string bos_token, eos_token;  // what it may write
+  std::string warning;               // why chats may be answered badly; empty: no reason is known
 };
 
 // The chat template to use: `asked` if given, a Jinja file, the name of a built-in one, or `none`; else the model's

@@ -54,8 +54,9 @@ struct ServedModel {
   const CallFormat* calls = nullptr;                  // how it writes calls; null: it cannot be offered tools
   const ThoughtFormat* thoughts = nullptr;            // how it marks thoughts; null: it has none
 
-  std::string chat_template;  // its text, to be shown; empty: none
-  int max_num_seqs = 0;       // sequences that run at once; 0: not known
+  std::string chat_template;          // its text, to be shown; empty: none
+  std::string chat_template_warning;  // why chats may be answered badly, for the log; empty: no reason is known
+  int max_num_seqs = 0;               // sequences that run at once; 0: not known
 
   int max_model_len = 0;  // prompt and output tokens of a sequence, by --max-model-len and the model
   // The same where the KV caches hold `longest_sequence` tokens of one (SchedulerStats); 0: not known.
