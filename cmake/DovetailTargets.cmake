@@ -100,7 +100,8 @@ function(dovetail_compile_fast)
   endif()
   foreach(TARGET ${ARGN})
     # The headers were compiled with -fPIC, as libraries are; programs are else compiled with -fPIE.
-    target_compile_options(${TARGET} PRIVATE -O1 -fPIC -fpch-preprocess)
+    # -pthread: some targets have it from a library of theirs, and headers compiled without it are of no use to them.
+    target_compile_options(${TARGET} PRIVATE -O1 -fPIC -pthread -fpch-preprocess)
     target_precompile_headers(${TARGET} REUSE_FROM dovetail_test_headers)
   endforeach()
 endfunction()
