@@ -6,6 +6,7 @@ Arguments: the project, the build. Skipped where it does not run as root with bu
 kept for the next run.
 """
 import contextlib
+import filecmp
 import glob
 import hashlib
 import json
@@ -85,7 +86,9 @@ class Image(unittest.TestCase):
         tarball = os.path.join(cls.folder, "release.tar.xz")
         release = os.path.join(cls.folder, "release")
         os.makedirs(os.path.join(release, "opt", "dovetail"))
-        asked(os.path.join(PROJECT, "scripts", "bundle"), BUILD, tarball)
+        cls.tarballs = [tarball, os.path.join(cls.folder, "again.tar.xz")]
+        for name in cls.tarballs:
+            asked(os.path.join(PROJECT, "scripts", "bundle"), BUILD, name)
         asked("tar", "-xf", tarball, "-C", os.path.join(release, "opt", "dovetail"), "--strip-components=1")
         os.makedirs(STORE, exist_ok=True)
         cls.roots, cls.images = [], []
@@ -123,6 +126,9 @@ class Image(unittest.TestCase):
             listed = {each["name"] for each in json.load(file)["components"]}
         self.assertTrue({"libucx0", "libprotobuf32", "nlohmann-json3-dev"} <= listed, listed)
         self.assertTrue(os.path.getsize(os.path.join(self.roots[0], "var/lib/dpkg/status")))
+
+    def test_two_tarballs_of_a_build_have_the_same_bytes(self):
+        self.assertTrue(filecmp.cmp(*self.tarballs, shallow=False))
 
     def test_two_builds_of_a_tarball_have_the_same_layers_and_configuration(self):
         one, two = (contents(root) for root in self.roots)

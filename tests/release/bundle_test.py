@@ -4,6 +4,7 @@
 Arguments: the project, the build.
 """
 import glob
+import json
 import os
 import pathlib
 import re
@@ -54,6 +55,17 @@ class BundleTest(unittest.TestCase):
         wanted = {path.name for path in beside.glob("libuct_*.so")}
         self.assertTrue(wanted)
         self.assertEqual({path.name for path in (self.root / "lib/ucx").glob("libuct_*.so")}, wanted)
+
+    def test_it_lists_what_it_is_made_of(self):
+        listed = json.loads((self.root / "share/dovetail/sbom.json").read_text(encoding="utf-8"))
+        self.assertEqual((listed["bomFormat"], listed["metadata"]["component"]["name"]), ("CycloneDX", "dovetail"))
+        versions = {each["name"]: each.get("version") for each in listed["components"]}
+        self.assertLessEqual({"libstdc++6", "libprotobuf32", "libgrpc++1.51", "nlohmann-json3-dev", "xgrammar"},
+                             set(versions))
+        self.assertEqual([name for name in versions if "gtest" in name or "benchmark" in name], [])
+        installed = subprocess.run(["dpkg-query", "--show", "--showformat=${Version}", "libprotobuf32"],
+                                   capture_output=True, text=True, check=True).stdout
+        self.assertEqual(versions["libprotobuf32"], installed)
 
     @unittest.skipIf(MODEL is None, "needs DOVETAIL_TEST_DATA")
     def test_a_cluster_runs_from_it(self):
