@@ -1,14 +1,15 @@
 # UCX: Debian's, which has no CUDA, or one that has. GPUs of two processes exchange memory only through the latter,
-# whose device API kernels call: PyPI's libucx-cu13 1.22.0 (scripts/fetch_ucx_cuda). One build of UCX for every role of
-# a cluster: two builds do not talk to each other.
+# whose device API kernels call: PyPI's libucx-cu13 1.22.0 (scripts/fetch_ucx_cuda). A third has CUDA and RDMA, and no
+# headers of that API (scripts/fetch_ucx_rdma). One build of UCX for every role of a cluster: two builds do not talk to
+# each other.
 include(DovetailCuda)
 set(DOVETAIL_UCX_ROOT "" CACHE PATH
-    "A UCX with CUDA and its device API: the folder 'libucx' of PyPI's libucx-cu13==1.22.0. Empty: Debian's UCX")
+    "A UCX with CUDA: a folder that scripts/fetch_ucx_cuda or scripts/fetch_ucx_rdma fills. Empty: Debian's UCX")
 set(DOVETAIL_HAS_UCX_DEVICE FALSE)
 if(DOVETAIL_UCX_ROOT)
   if(NOT EXISTS ${DOVETAIL_UCX_ROOT}/lib/cmake/ucx/ucx-config.cmake)
     message(FATAL_ERROR "DOVETAIL_UCX_ROOT=${DOVETAIL_UCX_ROOT}: no UCX there (lib/cmake/ucx); scripts/fetch_ucx_cuda "
-                        "FOLDER gets one")
+                        "FOLDER or scripts/fetch_ucx_rdma FOLDER gets one")
   endif()
   find_package(ucx 1.22 REQUIRED PATHS ${DOVETAIL_UCX_ROOT}/lib/cmake/ucx NO_DEFAULT_PATH)
   # libuct lies next to the others, and only they look for it.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The Dockerfile: hadolint takes it, its parts fit the chart and each other, and the health check tells a server that
-is alive from one that is not. No image is built.
+is alive from one that is not. image_build_test.py builds an image.
 
 Arguments: the dovetail binary. Run by with_tools.
 """

@@ -114,7 +114,8 @@ void UcxPeer::OnGreeting(const WireHeader& header, std::string_view region_key) 
   if (!PassedTheGuard())
     return Fail(
         FailedPrecondition("this build of UCX makes TCP connections past the check of who connects "
-                           "(socket_guard.h); use UCX as packaged by Debian 12 or scripts/fetch_ucx_cuda"));
+                           "(socket_guard.h); use UCX as packaged by Debian 12, or what scripts/fetch_ucx_cuda or "
+                           "scripts/fetch_ucx_rdma gets"));
   if (!region_key.empty()) {
     if (const absl::Status opened = OpenRegion(region_key); !opened.ok()) return Fail(opened);
   }
