@@ -103,7 +103,7 @@ void EmbedCall::OnDone() {
 }
 
 void EmbedCall::CancelInEngine() {
-  if (!id_ || engine_done_) return;
+  if (!id_ || engine_done_ || std::exchange(cancelled_in_engine_, true)) return;
   server_.calls.Post([&engine = server_.engine, id = *id_] { engine.Cancel(id); });
 }
 

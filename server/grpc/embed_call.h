@@ -55,6 +55,7 @@ class EmbedCall final : public grpc::ServerUnaryReactor,
   bool admitted_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool engine_done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_in_engine_ ABSL_GUARDED_BY(mutex_) = false;  // the engine was asked to, once
   bool submitted_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Alarm time_limit_;
   std::shared_ptr<EmbedCall> self_;  // set before gRPC knows the call, reset by gRPC's last

@@ -134,7 +134,7 @@ void GenerateCall::Ask(void (engine::Engine::*call)(RequestId)) {
 }
 
 void GenerateCall::CancelInEngine() {
-  if (id_ && !engine_done_) Ask(&engine::Engine::Cancel);
+  if (id_ && !engine_done_ && !std::exchange(cancelled_in_engine_, true)) Ask(&engine::Engine::Cancel);
 }
 
 void GenerateCall::StopInEngine(int choice) {
