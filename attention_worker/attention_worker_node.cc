@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "exchange/cuda/shared_gpu.h"
 #include "exchange/divided_payloads.h"
+#include "proto/cache_frames.h"
 #include "proto/gather_frames.h"
 #include "proto/trace_frame.h"
 
@@ -36,6 +37,7 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
 }
 
 int AttentionWorkerNode::Poll() {
+  SendReports();
   int frames = port_.Poll(*this, kFramesPerPoll);
   for (int look = 0; look < kLooksForKeyValues && !queries_.empty(); ++look)
     frames += port_.Poll(*this, kFramesPerPoll);
@@ -44,6 +46,21 @@ int AttentionWorkerNode::Poll() {
   const bool making = party_->Progress(out);
   Send(out);
   return frames + (making ? 1 : 0);
+}
+
+// No step fails because of one. A scheduler that cannot be reached at all loses this worker, and with it what was told.
+void AttentionWorkerNode::SendReports() {
+  for (; !reports_.empty(); reports_.pop_front()) {
+    SendFrame& report = reports_.front();
+    const auto header =
+        MakeHeader(report.type, report.epoch, report.step, report.micro_batch, 0, report.message.size());
+    std::vector<std::byte> message = report.message;
+    const absl::Status sent = port_.SendMessage(report.to, header, std::move(message));
+    if (absl::IsResourceExhausted(sent) && reports_.size() <= kMaxReports) return;
+    if (!sent.ok())
+      LogError("attention worker ", options_.worker.value(),
+               ": what its cache holds is not told to the scheduler: ", std::string(sent.message()));
+  }
 }
 
 // A GPU sends k and v right behind q, and all of an op is attended at once. Elsewhere they take a while.
@@ -249,6 +266,11 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     AttentionWorkerNode& node;
 
     absl::Status operator()(SendFrame& send) {
+      if (send.type == proto::kCacheChanged) {
+        node.reports_.push_back(std::move(send));
+        node.SendReports();
+        return absl::OkStatus();
+      }
       const auto header = MakeHeader(send.type, send.epoch, send.step, send.micro_batch, 0, send.message.size());
       return node.port_.SendMessage(send.to, header, std::move(send.message));
     }

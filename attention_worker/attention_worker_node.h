@@ -1,4 +1,5 @@
 #pragma once
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -62,6 +63,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
 
  private:
   static constexpr int kFramesPerPoll = 64;
+  static constexpr size_t kMaxReports = 16384;  // as many as a scheduler leaves orders unread
   static constexpr int kLooksForKeyValues = 8;  // a few microseconds, while there is a q without k and v
 
   struct Query {  // of an op whose k and v are still to come
@@ -87,6 +89,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
         held_answers_(options.micro_batches + proto::kMoveSlots),
         party_(std::make_unique<exchange::ExchangeParty>(exchange::GpuExchangeMeans{})) {}
 
+  void SendReports();
   void AttendEarlier();
   void OnLinkFrame(const transport::Delivery& delivery);
   void Send(std::vector<exchange::ExchangeParty::Frame>& frames);
@@ -125,6 +128,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   std::vector<Query> queries_;              // taken, and not attended to yet
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;
+  std::deque<SendFrame> reports_;  // of the cache, that found no room yet
   std::unique_ptr<exchange::ExchangeParty> party_;
 };
 

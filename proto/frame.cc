@@ -14,7 +14,7 @@ namespace {
 
 bool Known(FrameType type) {
   const auto value = static_cast<uint16_t>(type);
-  return (value >= 1 && value <= 4) || (value >= 16 && value <= 22) || value == 24 || value == 25 ||
+  return (value >= 1 && value <= 4) || value == 6 || (value >= 16 && value <= 22) || value == 24 || value == 25 ||
          (value >= 32 && value <= 40) || IsRankFrame(type) || IsSwitchFrame(type) || IsPieceFrame(type);
 }
 

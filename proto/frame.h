@@ -37,7 +37,7 @@ enum class FrameType : uint16_t {
 };
 
 inline constexpr uint32_t kFrameMagic = 0x4c545644;  // "DVTL"
-inline constexpr uint16_t kFrameVersion = 14;
+inline constexpr uint16_t kFrameVersion = 15;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 32;
 
 // Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the

@@ -22,9 +22,16 @@ AttentionWorkerCore::AttentionWorkerCore(const proto::AttentionTable& table, con
       micro_batches_(options.micro_batches + proto::kMoveSlots) {
   for (MicroBatch& batch : micro_batches_) batch.layouts.resize(table_.group_count());
   if (options_.poison_freed) sequences_.pool().KeepFreed();
+  if (options_.reports_cache) sequences_.index().KeepChanges();
 }
 
 void AttentionWorkerCore::Handle(const FrameArrived& frame, std::vector<Action>& actions) {
+  const size_t first = actions.size();
+  HandleFrame(frame, actions);
+  if (options_.reports_cache && sequences_.index().has_changes()) ReportCache(first, actions);
+}
+
+void AttentionWorkerCore::HandleFrame(const FrameArrived& frame, std::vector<Action>& actions) {
   const FrameHeader& header = frame.header;
   const bool answer = header.type == FrameType::kPartial || header.type == FrameType::kStepRefused;
   if (answer) return OnMoveAnswer(frame, actions);
@@ -37,6 +44,7 @@ void AttentionWorkerCore::Handle(const FrameArrived& frame, std::vector<Action>&
     ++counters_.dropped_frames;
     return;
   }
+  if (order) scheduler_ = frame.from;
   if (header.type == FrameType::kStepBegin || header.type == proto::kStepBeginOnDevice)
     return OnStepBegin(frame, actions);
   if (header.type == proto::kAskRows) return OnAskRows(frame.from, header, actions);

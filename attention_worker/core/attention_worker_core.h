@@ -121,6 +121,7 @@ struct AttentionWorkerOptions {
   uint64_t block_bytes = 0;          // of a KvBlock; 0: linear states are not given to other workers
   bool poison_freed = false;         // fill KvBlocks that no sequence holds with NaN: for tests, what reads one shows
   Digests digests = Digests::kNone;  // --kv-checksums
+  bool reports_cache = false;        // kCacheChanged to the scheduler, whenever something did
 };
 
 struct AttentionWorkerCounters {
@@ -214,6 +215,8 @@ class AttentionWorkerCore {
 
   bool WithDigests() const { return options_.digests == Digests::kOfFinishedBlocks; }
   void DigestFinished(std::vector<Action>& actions);
+  void HandleFrame(const FrameArrived& frame, std::vector<Action>& actions);
+  void ReportCache(size_t at, std::vector<Action>& actions);
   void OnOrder(const FrameArrived& frame, std::vector<Action>& actions);
   void OnOpen(NodeId from, const proto::FrameHeader& header, const proto::OpenSequence& message,
               std::vector<Action>& actions);
@@ -283,7 +286,8 @@ class AttentionWorkerCore {
   SequenceTable sequences_;
   std::vector<MicroBatch> micro_batches_;  // those of compute workers, then one for each move that comes in
   std::array<OutgoingMove, proto::kMoveSlots> moves_;
-  uint64_t last_order_ = 0;  // of the scheduler's frames about sequences
+  uint64_t last_order_ = 0;          // of the scheduler's frames about sequences
+  std::optional<NodeId> scheduler_;  // that sent one
   AttentionWorkerCounters counters_;
 };
 

@@ -8,6 +8,7 @@ bool PrefixIndex::Insert(const PrefixKey& key, BlockSetId set, Content content) 
   if (by_key_.contains(key) || by_set_.contains(set)) return false;
   by_key_.emplace(key, set);
   by_set_.emplace(set, Entry{key, content == Content::kSnapshot ? kPassed : kTokens, std::nullopt});
+  Note(key, true);
   return true;
 }
 
@@ -66,6 +67,7 @@ void PrefixIndex::Forget(BlockSetId set) {
   const auto it = by_set_.find(set);
   if (it == by_set_.end()) return;
   DT_CHECK(!it->second.evictable, "a set that no sequence uses does not change");
+  Note(it->second.key, false);
   by_key_.erase(it->second.key);
   by_set_.erase(it);
 }
@@ -75,6 +77,7 @@ void PrefixIndex::Discard(BlockSetId set) {
   if (it == by_set_.end()) return;
   const bool unused = it->second.evictable.has_value();
   if (unused) TakeFromEvictable(it->second);
+  Note(it->second.key, false);
   by_key_.erase(it->second.key);
   by_set_.erase(it);
   if (unused && pool_.Holds(set)) pool_.Free(set);

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "attention_worker/core/block_pool.h"
@@ -41,6 +43,16 @@ class PrefixIndex {
       : pool_(pool), snapshot_blocks_(snapshot_blocks) {}
 
   enum class Content : uint8_t { kTokens, kSnapshot };
+
+  struct Change {
+    PrefixKey key;
+    bool findable = false;  // false: no longer
+  };
+
+  // From now on what becomes findable, or ceases to be, is kept until TakeChanges is called.
+  void KeepChanges() { keep_changes_ = true; }
+  std::vector<Change> TakeChanges() { return std::exchange(changes_, {}); }
+  bool has_changes() const { return !changes_.empty(); }
 
   // Makes a full, committed set findable. False when the key or the set is known already: the set then stays anonymous.
   bool Insert(const PrefixKey& key, BlockSetId set, Content content = Content::kTokens);
@@ -99,6 +111,9 @@ class PrefixIndex {
   List NextSnapshotList() const;
   void EvictOldest(List list);
   void TakeFromEvictable(Entry& entry);
+  void Note(const PrefixKey& key, bool findable) {
+    if (keep_changes_) changes_.push_back({key, findable});
+  }
 
   BlockPool& pool_;
   const uint32_t snapshot_blocks_;
@@ -106,6 +121,8 @@ class PrefixIndex {
   absl::flat_hash_map<BlockSetId, Entry> by_set_;
   Lru lists_[kLists];
   uint64_t releases_ = 0;
+  bool keep_changes_ = false;
+  std::vector<Change> changes_;
 };
 
 }  // namespace dovetail::attention

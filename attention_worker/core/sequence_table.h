@@ -181,6 +181,7 @@ class SequenceTable {
 
   WorkerStatus status() const;
   const BlockPool& pool() const { return pool_; }
+  PrefixIndex& index() { return index_; }
   BlockPool& pool() { return pool_; }
 
   // Blocks, references and what can be found add up. Not so while a sequence's blocks are damaged.

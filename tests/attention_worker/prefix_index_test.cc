@@ -54,6 +54,24 @@ TEST_F(PrefixIndexTest, AnUnusedSetCanBeEvictedAndOneInUseCannot) {
   EXPECT_EQ(index_.size(), 0u);
 }
 
+TEST_F(PrefixIndexTest, KeepsWhatBecomesFindableAndWhatCeasesToBe) {
+  Cached(1);
+  EXPECT_FALSE(index_.has_changes()) << "they are not kept yet";
+  index_.KeepChanges();
+  const BlockSetId set = Cached(2);
+  Cached(3), Cached(4);
+  EXPECT_FALSE(index_.Insert(Key(2), set)) << "it is known";
+  EXPECT_TRUE(index_.MakeRoom(2));  // evicts 1
+  index_.Acquire(set);
+  index_.Forget(set);
+  std::vector<std::pair<uint64_t, bool>> changes;
+  for (const PrefixIndex::Change& change : index_.TakeChanges())
+    changes.emplace_back(change.key.hash[0], change.findable);
+  const std::vector<std::pair<uint64_t, bool>> expected = {{2, true}, {3, true}, {4, true}, {1, false}, {2, false}};
+  EXPECT_EQ(changes, expected);
+  EXPECT_FALSE(index_.has_changes());
+}
+
 TEST_F(PrefixIndexTest, EvictsTheLeastRecentlyUsedFirstAndNoMoreThanNeeded) {
   Cached(1), Cached(2), Cached(3);
   const BlockSetId one = index_.Find(Key(1));

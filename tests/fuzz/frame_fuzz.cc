@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "proto/cache_frames.h"
 #include "proto/frame.h"
 #include "proto/sequence_frames.h"
 #include "proto/trace_frame.h"
@@ -25,6 +26,7 @@ void CheckMessage(std::span<const std::byte> payload) {
 }
 
 void CheckPayload(proto::FrameType type, std::span<const std::byte> payload) {
+  if (type == proto::kCacheChanged) return CheckMessage<proto::CacheChanged>(payload);
   if (type == proto::kTraceSequence) return CheckMessage<proto::TraceSequence>(payload);
   switch (type) {
     case proto::FrameType::kOpenSequence: return CheckMessage<proto::OpenSequence>(payload);

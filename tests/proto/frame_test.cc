@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/cache_frames.h"
 #include "proto/gather_frames.h"
 #include "proto/link_frames.h"
 #include "proto/rank_frames.h"
@@ -27,6 +28,7 @@ constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
                                    FrameType::kPrefixProbed,
                                    FrameType::kUnpin,
                                    kTraceSequence,
+                                   kCacheChanged,
                                    FrameType::kMoveSequence,
                                    FrameType::kSequenceMoved,
                                    FrameType::kStepBegin,
@@ -79,7 +81,7 @@ TEST(FrameHeader, LiesInMemoryAsItCrossesTheWire) {
   uint8_t bytes[64];
   std::memcpy(bytes, &header, 64);
   EXPECT_EQ(std::memcmp(bytes, "DVTL", 4), 0);
-  EXPECT_EQ(bytes[4], 14) << "version";
+  EXPECT_EQ(bytes[4], 15) << "version";
   EXPECT_EQ(bytes[6], 34) << "type";
   EXPECT_EQ(bytes[8], 3) << "epoch";
   EXPECT_EQ(bytes[12], 1) << "micro-batch";
@@ -109,7 +111,7 @@ TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {
   EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: magic 1195857222 is not"));
   header = Good();
   header.version = 1;
-  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 14"));
+  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 15"));
   header = Good();
   header.payload_bytes = kMaxPayloadBytes;
   EXPECT_EQ(Verdict(Sealed(header)), "accepted");

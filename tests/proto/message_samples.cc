@@ -1,5 +1,6 @@
 #include "tests/proto/message_samples.h"
 
+#include "proto/cache_frames.h"
 #include "proto/trace_frame.h"
 
 namespace dovetail::proto::testing {
@@ -150,6 +151,8 @@ std::vector<MessageKind> AllMessages() {
   all.push_back(SequenceMessage<PrefixProbe>("PrefixProbe", {{99, SomeShards(), SomeHashes(4)}, {}}));
   all.push_back(SequenceMessage<PrefixProbed>("PrefixProbed", {{99, {4, 0}}, {}}));
   all.push_back(SequenceMessage<Unpin>("Unpin", {{99}, {}}));
+  all.push_back(SequenceMessage<CacheChanged>(
+      "CacheChanged", {{{{{3, 4}, LayerGroup(2), {0, 8}, true}, {{5, 6}, LayerGroup(0), {2, 3}, false}}}, {}}));
   all.push_back(SequenceMessage<TraceSequence>("TraceSequence", {{SequenceId(7), {1, 2, 3, true}}, {}}));
   all.push_back(SequenceMessage<MoveSequence>(
       "MoveSequence", {{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8), KvGeneration(1), KvGeneration(2)}}));
