@@ -117,6 +117,7 @@ class Simulator {
   void Do(const scheduler::MoveSequence& a) { Post(now_, Event(AnswerTo(a))); }
   void Do(const scheduler::ReleaseSequence&) {}
   void Do(const scheduler::Unpin&) {}
+  void Do(const scheduler::EmitCacheEvents&) {}
   void Do(const scheduler::WithdrawStep&) {}  // its result comes all the same
   void Do(const scheduler::DismissComputeWorker& a) { status_ = Internal("simulation: ", a.why); }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "proto/cache_frames.h"
 #include "proto/sequence_frames.h"
 #include "proto/trace_frame.h"
 #include "scheduler/core/limits.h"
@@ -296,6 +297,8 @@ void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
   }
   Peer* const peer = AttentionPeer(delivery.from);
   if (peer == nullptr) return;
+  if (delivery.header.type == proto::kCacheChanged)
+    return TakeAnswer<proto::CacheChanged, CacheChanged>(*peer, delivery);
   switch (delivery.header.type) {
     case FrameType::kSequenceOpened: return TakeAnswer<proto::SequenceOpened, SequenceOpened>(*peer, delivery);
     case FrameType::kSequenceMoved: return TakeAnswer<proto::SequenceMoved, SequenceMoved>(*peer, delivery);
@@ -391,6 +394,10 @@ absl::Status SchedulerNode::Perform(Action& action) {
       node.spans_.Updated(a.update, node.clock_.Now());
       if (node.replays_) node.replay_.Take(a.update);
       if (!Replay::Is(a.update.request)) node.emit_(std::move(a.update));
+      return absl::OkStatus();
+    }
+    absl::Status operator()(EmitCacheEvents& a) {
+      if (node.tell_cache_) node.tell_cache_(std::move(a.events));
       return absl::OkStatus();
     }
   };

@@ -31,6 +31,10 @@ class SchedulerNode final : public transport::FrameHandler {
   // From now on what is done for requests of sampled traces goes there, and workers hear of them; outlives the node.
   void SetSpans(SpanSink* sink) { spans_.SetSink(sink); }
 
+  // From now on what the prefix cache gains and loses is told there; as EmitFn. Only with SchedulerOptions::tell_cache.
+  void SetCacheListener(std::function<void(requests::CacheEvents)> tell) { tell_cache_ = std::move(tell); }
+  requests::CacheEvents CacheSnapshot() const { return core_.CacheSnapshot(); }
+
   // Peers, at any time. kv_blocks: capacity in KvBlocks; rate: as AttentionWorkerJoined.
   void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate = 1);
   // leaves_states, kind: as ComputeWorkerJoined.
@@ -124,6 +128,7 @@ class SchedulerNode final : public transport::FrameHandler {
   Clock& clock_;
   const EmitFn emit_;
   const StepFn on_step_;
+  std::function<void(requests::CacheEvents)> tell_cache_;  // empty: nothing listens
   int TokensOf(const proto::StepResult& result) const;
 
   struct StepTokens {

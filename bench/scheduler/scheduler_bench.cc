@@ -118,6 +118,7 @@ class Driver {
   void Do(const WithdrawStep&) {}
   void Do(const DismissComputeWorker&) {}
   void Do(const Unpin&) {}
+  void Do(const EmitCacheEvents&) {}
   void Do(const MoveSequence&) { DT_CHECK(false, "nothing is moved here"); }
   void Do(const RunStep& a) {
     now_ += absl::Milliseconds(10);

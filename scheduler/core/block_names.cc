@@ -51,7 +51,21 @@ const proto::BlockHash& BlockNames::NameOf(Sequence& sequence, int64_t block) {
 
 void BlockNames::Append(Sequence& sequence, int64_t first, int64_t end, std::vector<proto::BlockHash>& out) const {
   if (!caching_) return;
-  for (int64_t block = first; block < end; ++block) out.push_back(NameOf(sequence, block));
+  for (int64_t block = first; block < end; ++block) {
+    out.push_back(NameOf(sequence, block));
+    if (directory_ != nullptr) TellDirectory(sequence, block);
+  }
+}
+
+void BlockNames::TellDirectory(Sequence& sequence, int64_t block) const {
+  // A copy: naming one block may move the others.
+  const proto::BlockHash name = NameOf(sequence, block);
+  const proto::BlockHash* const parent = block > 0 ? &NameOf(sequence, block - 1) : nullptr;
+  directory_->Name(name, parent, block, sequence.params(), [&] {
+    std::vector<TokenId> tokens(kSegmentTokens);
+    for (int i = 0; i < kSegmentTokens; ++i) tokens[i] = sequence.token(block * kSegmentTokens + i);
+    return tokens;
+  });
 }
 
 }  // namespace dovetail::scheduler

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "proto/block_hash.h"
+#include "scheduler/core/cache_directory.h"
 #include "scheduler/core/scheduler.h"
 #include "scheduler/core/sequence.h"
 
@@ -13,7 +14,9 @@ namespace dovetail::scheduler {
 // Threads: thread-compatible.
 class BlockNames {
  public:
-  explicit BlockNames(const SchedulerOptions& options) : caching_(options.enable_prefix_caching) {}
+  // `directory` hears of names that go out, and outlives this; null: none does.
+  explicit BlockNames(const SchedulerOptions& options, CacheDirectory* directory = nullptr)
+      : caching_(options.enable_prefix_caching), directory_(directory) {}
 
   // False if cached blocks may not be used: caching is off, or log probabilities of the prompt are still owed.
   bool MayLookUp(const Sequence& sequence) const;
@@ -24,9 +27,11 @@ class BlockNames {
   void Append(Sequence& sequence, int64_t first, int64_t end, std::vector<proto::BlockHash>& out) const;
 
  private:
+  void TellDirectory(Sequence& sequence, int64_t block) const;
   static const proto::BlockHash& NameOf(Sequence& sequence, int64_t block);
 
   const bool caching_;
+  CacheDirectory* const directory_;
 };
 
 }  // namespace dovetail::scheduler

@@ -8,9 +8,11 @@
 #include "base/ids.h"
 #include "proto/attention_spec.h"
 #include "proto/block_hash.h"
+#include "proto/cache_frames.h"
 #include "proto/placement.h"
 #include "proto/sequence_frames.h"
 #include "proto/step_plan.h"
+#include "requests/cache_events.h"
 #include "requests/generation.h"
 
 // Everything that can happen to the scheduler, and everything it can ask for.
@@ -83,6 +85,11 @@ struct SequenceMoved {  // answer to MoveSequence
   Epoch epoch;
   proto::SequenceMoved moved;
 };
+struct CacheChanged {  // what the worker's prefix cache gained and lost
+  WorkerId worker;
+  Epoch epoch;
+  proto::CacheChanged changed;
+};
 struct StepFinished {
   WorkerId compute_worker;
   proto::StepResult result;
@@ -95,10 +102,10 @@ struct StepUnreadable {  // its result came, but cannot be read: it is repeated,
 };
 struct Tick {};
 
-using Event =
-    std::variant<RequestArrived, RequestCancelled, ChoiceStopped, RequestPaused, RequestResumed, AttentionWorkerJoined,
-                 AttentionWorkerLost, AttentionWorkerDraining, ComputeWorkerJoined, ComputeWorkerLost,
-                 ComputeWorkersLinked, SequenceOpened, PrefixProbed, SequenceMoved, StepFinished, StepUnreadable, Tick>;
+using Event = std::variant<RequestArrived, RequestCancelled, ChoiceStopped, RequestPaused, RequestResumed,
+                           AttentionWorkerJoined, AttentionWorkerLost, AttentionWorkerDraining, ComputeWorkerJoined,
+                           ComputeWorkerLost, ComputeWorkersLinked, SequenceOpened, PrefixProbed, SequenceMoved,
+                           CacheChanged, StepFinished, StepUnreadable, Tick>;
 
 // ---- actions ----
 
@@ -151,8 +158,11 @@ struct DismissComputeWorker {  // it gave no result in time, and is lost as far 
 struct EmitUpdate {  // already in the token log: may be shown
   GenerationUpdate update;
 };
+struct EmitCacheEvents {  // what all attention workers together can find has changed
+  requests::CacheEvents events;
+};
 
 using Action = std::variant<OpenSequence, ForkSequence, ReleaseSequence, ProbePrefix, Unpin, MoveSequence, RunStep,
-                            WithdrawStep, DismissComputeWorker, EmitUpdate>;
+                            WithdrawStep, DismissComputeWorker, EmitUpdate, EmitCacheEvents>;
 
 }  // namespace dovetail::scheduler

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "scheduler/core/admission.h"
+#include "scheduler/core/cache_directory.h"
 #include "scheduler/core/chunk_room.h"
 #include "scheduler/core/client_events.h"
 #include "scheduler/core/growth.h"
@@ -45,6 +46,7 @@ class SchedulerCore::Impl {
   absl::Time NextDeadline() const;
   SchedulerStats stats() const;
   const PrefillForecast& last_prefill() const { return pool_.planner().last(); }
+  requests::CacheEvents CacheSnapshot() const { return directory_.Snapshot(); }
   Position LongestSequence() const { return placer_.LongestSequence(); }
   bool HoldsNothing(WorkerId worker) const { return worker_events_.HoldsNothing(worker); }
   absl::Status CheckInvariants() const {
@@ -69,12 +71,19 @@ class SchedulerCore::Impl {
   void On(const PrefixProbed& event) { admission_.On(event); }
   void On(const SequenceOpened& event) { admission_.On(event); }
   void On(const SequenceMoved& event) { relocation_.On(event); }
+  void On(const CacheChanged& event);
+  void On(const AttentionWorkerLost& event);
+  void On(const AttentionWorkerJoined& event);
   void On(const StepFinished& event) { results_.On(event); }
   void On(const StepUnreadable& event) { results_.On(event); }
   template <typename WorkerEvent>
   void On(const WorkerEvent& event) {
     worker_events_.On(event);
   }
+
+  void LoseCacheOf(WorkerId worker);
+  void Tell(std::vector<requests::CacheEvent> events);
+  CacheDirectory* TellsCache() { return options_.tell_cache && options_.enable_prefix_caching ? &directory_ : nullptr; }
 
   // What the event made possible: sequences start, move and step.
   void Pump();
@@ -91,10 +100,11 @@ class SchedulerCore::Impl {
   Slots slots_{options_.max_num_seqs};
   ReplacementWait stranded_;
   GrammarPauses grammar_pauses_;
+  CacheDirectory directory_{options_.attention};
 
   // What is under way.
   Placer placer_;
-  BlockNames names_{options_};
+  BlockNames names_{options_, TellsCache()};
   StepWriter writer_{names_};
   ChunkRoom room_{options_, pool_, batches_, turn_};
   PrefillGroups groups_{options_, pool_, batches_, accounts_, room_, writer_, turn_};
@@ -124,6 +134,38 @@ class SchedulerCore::Impl {
   WorkerEvents worker_events_{pool_,    batches_,   accounts_,   placer_,  slots_,  moves_, stranded_,
                               choices_, admission_, relocation_, results_, groups_, turn_};
 };
+
+void SchedulerCore::Impl::On(const CacheChanged& event) {
+  if (!accounts_.budget().IsCurrent(event.worker, event.epoch)) return turn_.CountLate();
+  if (TellsCache() == nullptr) return;
+  std::vector<requests::CacheEvent> events;
+  for (uint64_t unknown = directory_.Take(event.worker, event.epoch, event.changed, events); unknown > 0; --unknown)
+    turn_.CountLate();
+  Tell(std::move(events));
+}
+
+void SchedulerCore::Impl::On(const AttentionWorkerLost& event) {
+  if (accounts_.budget().IsCurrent(event.worker, event.epoch)) LoseCacheOf(event.worker);
+  worker_events_.On(event);
+}
+
+// Under the same id it comes with an empty cache.
+void SchedulerCore::Impl::On(const AttentionWorkerJoined& event) {
+  LoseCacheOf(event.worker);
+  worker_events_.On(event);
+}
+
+void SchedulerCore::Impl::LoseCacheOf(WorkerId worker) {
+  const std::optional<int> index = accounts_.budget().IndexOf(worker);
+  if (!index || TellsCache() == nullptr) return;
+  std::vector<requests::CacheEvent> events;
+  directory_.Lose(worker, accounts_.budget().workers()[*index].epoch, events);
+  Tell(std::move(events));
+}
+
+void SchedulerCore::Impl::Tell(std::vector<requests::CacheEvent> events) {
+  if (!events.empty()) turn_.Act(EmitCacheEvents{{.reset = false, .events = std::move(events)}});
+}
 
 void SchedulerCore::Impl::Pump() {
   for (;;) {
@@ -188,6 +230,7 @@ void SchedulerCore::Handle(const Event& event, absl::Time now, std::vector<Actio
 absl::Time SchedulerCore::NextDeadline() const { return impl_->NextDeadline(); }
 SchedulerStats SchedulerCore::stats() const { return impl_->stats(); }
 const PrefillForecast& SchedulerCore::last_prefill() const { return impl_->last_prefill(); }
+requests::CacheEvents SchedulerCore::CacheSnapshot() const { return impl_->CacheSnapshot(); }
 Position SchedulerCore::LongestSequence() const { return impl_->LongestSequence(); }
 bool SchedulerCore::HoldsNothing(WorkerId worker) const { return impl_->HoldsNothing(worker); }
 absl::Status SchedulerCore::CheckInvariants() const { return impl_->CheckInvariants(); }

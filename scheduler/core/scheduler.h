@@ -49,6 +49,7 @@ struct SchedulerOptions {
   std::optional<proto::LinearExchange> linear_exchange = proto::LinearExchange::kStates;
   PlacementPolicy placement = PlacementPolicy::kRequest;
   int token_shard_tokens = 256;  // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
+  bool tell_cache = false;       // EmitCacheEvents, if prefix caching is enabled and attention workers report
   int replay_one_in = 0;         // SchedulerNode computes one finished request in so many again; 0: none
   uint64_t model_digest = 0;     // part of every block hash: model, KV dtype, attention table
   proto::AttentionTable attention;
@@ -116,6 +117,9 @@ class SchedulerCore {
 
   // SchedulerStats::last_prefill.
   const PrefillForecast& last_prefill() const;
+
+  // What the prefix cache holds, as a reset; empty without tell_cache. Events that follow continue it.
+  requests::CacheEvents CacheSnapshot() const;
 
   // Tokens of the longest sequence that the attention workers can hold, if it were alone: at most max_model_len; 0
   // where there are none.

@@ -55,6 +55,12 @@ void Add(Digest& digest, const A& action) {
   digest.AddMessage(action.message);
 }
 
+void Add(Digest& digest, const EmitCacheEvents& action) {
+  for (const requests::CacheEvent& event : action.events.events) {
+    digest.Add(uint64_t{event.stored});
+    digest.Add(event.block->hash[0]);
+  }
+}
 void Add(Digest& digest, const RunStep& action) {
   digest.Add(action.compute_worker);
   digest.AddMessage(action.plan);

@@ -151,6 +151,7 @@ class FakeCluster {
   void Do(const WithdrawStep& action);
   void Do(const DismissComputeWorker& action);
   void Do(const EmitUpdate& action);
+  void Do(const EmitCacheEvents&) {}
   void CheckUpdate(Client& client, const GenerationUpdate& update);
   proto::EntryResult RunEntry(const proto::StepEntry& entry, WorkerId compute_worker);
   // The hash of tokens [0, end) of a sequence as its attention workers hold them, going on from `hash` of [0, begin).

@@ -47,6 +47,9 @@ std::string Describe(const WithdrawStep& a) {
   return absl::StrCat("withdraw ", a.step.value(), " of ", a.compute_worker.value());
 }
 std::string Describe(const DismissComputeWorker& a) { return absl::StrCat("dismiss worker ", a.worker.value()); }
+std::string Describe(const EmitCacheEvents& a) {
+  return absl::StrCat("the cache gains or loses ", a.events.events.size());
+}
 std::string Describe(const EmitUpdate& a) {
   const GenerationUpdate& update = a.update;
   std::string text = absl::StrCat("r", update.request.value(), "/", update.choice, " gets ", update.tokens.size());
