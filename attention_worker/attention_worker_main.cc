@@ -40,6 +40,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     options.snapshot_percent = options_.snapshot_percent;
     options.model_digest = configuration.model_digest;
     options.digests = options_.digests;
+    options.reports_cache = true;
     auto node = AttentionWorkerNode::Create(configuration.attention, options, device_, connector_, SystemClock(),
                                             /*shared_gpu=*/nullptr, storage);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));

@@ -117,6 +117,9 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
                                  result.timings.attention_us, result.timings.prompt_us, result.timings.overlapped_us});
       });
   scheduler_->SetSpans(options_.spans);
+  scheduler_->SetCacheListener([this](requests::CacheEvents events) {
+    if (cache_sink_ != nullptr) cache_sink_->OnCacheEvents(std::move(events));
+  });
   DT_RETURN_IF_ERROR(BuildComputeWorkers(device, table, micro_batches));
   DT_RETURN_IF_ERROR(SizeKvCache(table));
   for (int i = 0; i < options_.compute_workers; ++i) {
@@ -145,6 +148,7 @@ absl::Status EmbeddedCluster::BuildAttentionWorkers(kernels::Device& device, con
     options.model_digest = options_.scheduler.model_digest;
     options.poison_freed = options_.poison_freed_kv;
     options.digests = options_.digests;
+    options.reports_cache = options_.scheduler.tell_cache && options_.scheduler.enable_prefix_caching;
     auto node = attention::AttentionWorkerNode::Create(table, options, device, port, SystemClock(), shared_gpu_.get(),
                                                        options_.kv_storage);
     if (!node.ok())
@@ -257,6 +261,15 @@ void EmbeddedCluster::Push(scheduler::Event event) {
   doorbell_.Ring();
 }
 
+void EmbeddedCluster::WatchCache(std::shared_ptr<CacheSink> sink) {
+  {
+    MutexLock lock(mutex_);
+    new_cache_sink_ = std::move(sink);
+    inbox_filled_.store(true, std::memory_order_release);
+  }
+  doorbell_.Ring();
+}
+
 void EmbeddedCluster::Cancel(RequestId request) { Push(scheduler::RequestCancelled{request}); }
 void EmbeddedCluster::StopChoice(RequestId request, int choice) { Push(scheduler::ChoiceStopped{request, choice}); }
 void EmbeddedCluster::Pause(RequestId request) { Push(scheduler::RequestPaused{request}); }
@@ -314,11 +327,17 @@ void EmbeddedCluster::TakeNewSinks() {
 
 bool EmbeddedCluster::RunOnce() {
   // Looked at between any two layers: no lock unless there is something.
+  std::shared_ptr<CacheSink> new_cache_sink;
   if (inbox_filled_.load(std::memory_order_acquire)) {
     MutexLock lock(mutex_);
     inbox_filled_.store(false, std::memory_order_relaxed);
     taken_.swap(inbox_);
     TakeNewSinks();
+    new_cache_sink = std::move(new_cache_sink_);
+  }
+  if (new_cache_sink != nullptr) {
+    cache_sink_ = std::move(new_cache_sink);
+    cache_sink_->OnCacheEvents(scheduler_->CacheSnapshot());
   }
   for (const scheduler::Event& event : taken_) scheduler_->Handle(event);
   int handled = static_cast<int>(taken_.size());

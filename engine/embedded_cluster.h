@@ -80,6 +80,7 @@ class EmbeddedCluster final : public Engine {
   void StopChoice(RequestId request, int choice) override;
   void Pause(RequestId request) override;
   void Resume(RequestId request) override;
+  void WatchCache(std::shared_ptr<CacheSink> sink) override;
   EngineStats stats() override;
   std::vector<StepSample> TakeStepSamples() override;
 
@@ -131,6 +132,7 @@ class EmbeddedCluster final : public Engine {
   std::atomic<bool> inbox_filled_{false};  // inbox_ holds something; read without the mutex
   std::atomic<bool> stopping_{false};      // set under the mutex, so that Submit sees it; read without
   absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> new_sinks_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<CacheSink> new_cache_sink_ ABSL_GUARDED_BY(mutex_);
   EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   std::deque<StepSample> step_samples_ ABSL_GUARDED_BY(mutex_);
   int requests_in_system_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -139,6 +141,7 @@ class EmbeddedCluster final : public Engine {
   // Engine thread only.
   std::vector<scheduler::Event> taken_;
   absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> sinks_;
+  std::shared_ptr<CacheSink> cache_sink_;  // null: nothing listens
 
   std::atomic<uint64_t> next_request_{1};
   std::thread thread_;

@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "requests/cache_events.h"
 #include "requests/generation.h"
 #include "scheduler/core/scheduler.h"
 
@@ -20,6 +21,15 @@ class GenerationSink {
  public:
   virtual ~GenerationSink() = default;
   virtual void OnUpdate(requests::GenerationUpdate update) = 0;
+};
+
+// Receives what the prefix cache gains and loses. The first events are a reset with all that is cached; so are those
+// after the scheduler was lost. OnCacheEvents must return at once and must not call the Engine.
+// Threads: OnCacheEvents is called on the engine's thread.
+class CacheSink {
+ public:
+  virtual ~CacheSink() = default;
+  virtual void OnCacheEvents(requests::CacheEvents events) = 0;
 };
 
 struct StepSample {    // of one finished step, for metrics; proto::StepTimings says what they are
@@ -86,6 +96,10 @@ class Engine {
   virtual void StopChoice(RequestId request, int choice) = 0;  // a stop string was found
   virtual void Pause(RequestId request) = 0;                   // the reader is slow
   virtual void Resume(RequestId request) = 0;
+
+  // From now on the sink hears of the prefix cache, in place of an earlier one. Nothing comes from an engine that has
+  // none.
+  virtual void WatchCache(std::shared_ptr<CacheSink> /*sink*/) {}
 
   virtual EngineStats stats() = 0;
   virtual std::vector<StepSample> TakeStepSamples() = 0;  // since the last call; at most the last 4096

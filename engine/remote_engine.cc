@@ -10,6 +10,7 @@
 #include "base/sha256.h"
 #include "base/thread_name.h"
 #include "control/awake_silence.h"
+#include "control/cache_messages.h"
 #include "control/convert.h"
 #include "control/generation_messages.h"
 #include "model/rope.h"
@@ -25,6 +26,12 @@ constexpr absl::Duration kBetweenLooks = absl::Milliseconds(250);  // at a sched
 
 std::chrono::system_clock::time_point DeadlineIn(absl::Duration timeout) {
   return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
+}
+
+pb::CacheEvents LostCache() {
+  pb::CacheEvents events;
+  events.set_reset(true);
+  return events;
 }
 
 absl::Status Lost() { return absl::UnavailableError("the scheduler was lost; try again"); }
@@ -230,6 +237,30 @@ void RemoteEngine::Resume(RequestId request) {
   Enqueue(std::move(command));
 }
 
+void RemoteEngine::WatchCache(std::shared_ptr<CacheSink> sink) {
+  {
+    MutexLock lock(mutex_);
+    cache_sink_ = std::move(sink);
+    if (!connected_) return;  // it is asked for once there is a connection
+    commands_.emplace_back().mutable_watch_cache();
+  }
+  changed_.notify_all();
+}
+
+void RemoteEngine::TakeCache(const pb::CacheEvents& from) {
+  std::shared_ptr<CacheSink> sink;
+  {
+    MutexLock lock(mutex_);
+    sink = cache_sink_;
+  }
+  if (sink == nullptr) return;
+  auto events = control::FromProto(from);
+  if (events.ok()) return sink->OnCacheEvents(*std::move(events));
+  LogError("scheduler: ", std::string(events.status().message()),
+           "; what the prefix cache holds is not known any more");
+  sink->OnCacheEvents({.reset = true, .events = {}});
+}
+
 EngineStats RemoteEngine::stats() {
   MutexLock lock(mutex_);
   EngineStats stats = stats_;
@@ -270,6 +301,7 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
     }
     Deliver(*std::move(update));
   }
+  for (const pb::CacheEvents& from : events.cache()) TakeCache(from);
   MutexLock lock(mutex_);
   heard_ = SystemClock().Now();
   for (const pb::StepSample& sample : events.steps()) {
@@ -407,6 +439,7 @@ void RemoteEngine::ServeOneStream() {
     {
       MutexLock lock(mutex_);
       connected_ = true;
+      if (cache_sink_ != nullptr) commands_.emplace_back().mutable_watch_cache();
       heard_ = SystemClock().Now();
     }
     changed_.notify_all();
@@ -444,6 +477,7 @@ void RemoteEngine::Run() {
       if (stopping_) return;
     }
     EndEverything(requests::FinishReason::kError, Lost());
+    TakeCache(LostCache());
     std::string said;
     while (true) {
       if (!PauseBeforeRetry()) return;

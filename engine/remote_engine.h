@@ -46,6 +46,7 @@ class RemoteEngine final : public Engine {
   void StopChoice(RequestId request, int choice) override;
   void Pause(RequestId request) override;
   void Resume(RequestId request) override;
+  void WatchCache(std::shared_ptr<CacheSink> sink) override;
   EngineStats stats() override;
   std::vector<StepSample> TakeStepSamples() override;
 
@@ -67,6 +68,7 @@ class RemoteEngine final : public Engine {
   void ServeOneStream();
   void WriteCommands(Stream& stream);
   void Take(const control::v1::GenerationEvents& events);
+  void TakeCache(const control::v1::CacheEvents& from);
   void TakeStats(const control::v1::Stats& from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Deliver(requests::GenerationUpdate update);
   void EndEverything(requests::FinishReason reason, const absl::Status& status);
@@ -89,6 +91,7 @@ class RemoteEngine final : public Engine {
   std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);  // of the stream
   std::vector<control::v1::GenerationCommand> commands_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> sinks_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<CacheSink> cache_sink_ ABSL_GUARDED_BY(mutex_);  // null: nothing listens
   EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   std::deque<StepSample> step_samples_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_request_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -110,6 +110,7 @@ absl::Status ClusterScheduler::BuildNode() {
   SchedulerOptions options = options_.scheduler;
   options.attention = model.attention;
   options.model_digest = model.digest;
+  options.tell_cache = true;
   if (options.max_model_len == 0) options.max_model_len = static_cast<int>(model.max_positions);
   options.ChooseStepTokens(/*on_gpu=*/members_.device() != "cpu");
   DT_RETURN_IF_ERROR(options.Validate());
@@ -122,6 +123,8 @@ absl::Status ClusterScheduler::BuildNode() {
         generation_.OnStep(result, sequences, new_tokens);
       });
   node_->SetSpans(options_.spans);
+  node_->SetCacheListener([this](const requests::CacheEvents& events) { generation_.OnCacheEvents(events); });
+  generation_.SetCacheSnapshots([this] { return node_->CacheSnapshot(); });
   LogInfo("serving ", model.name, ": sequences of ", options.max_model_len, " tokens, ", options.max_num_seqs,
           " at a time");
   return absl::OkStatus();

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "control/cache_messages.h"
 #include "control/generation_messages.h"
 
 namespace dovetail::scheduler {
@@ -68,6 +69,13 @@ void ControlGeneration::OnCommands(uint64_t id, const pb::GenerationCommands& co
   for (const pb::GenerationCommand& command : commands.commands()) {
     const auto server = servers_.find(id);
     if (server == servers_.end()) return;
+    if (command.has_watch_cache()) {
+      server->second.watches_cache = true;
+      requests::CacheEvents all = cache_snapshot_ ? cache_snapshot_() : requests::CacheEvents{.reset = true};
+      if (all.events.size() > kMaxSnapshotBlocks) all.events.resize(kMaxSnapshotBlocks);
+      SendCache(server->second, all);
+      continue;
+    }
     const RequestId theirs(command.request());
     if (command.has_submit()) {
       Submit(server->second, id, theirs, command.submit());
@@ -94,6 +102,22 @@ void ControlGeneration::OnUpdate(GenerationUpdate update) {
     origins_.erase(origin);
   }
   control::ToProto(update, *server.pending.add_updates());
+}
+
+// At once and in messages of bounded size; what gathers for the turn's end has nothing of the cache.
+void ControlGeneration::SendCache(Server& server, const requests::CacheEvents& events) {
+  size_t first = 0;
+  do {
+    pb::GenerationEvents message;
+    control::ToProto(events, first, *message.add_cache());
+    server.send(std::move(message));
+    first += control::kCacheEventsPerMessage;
+  } while (first < events.events.size());
+}
+
+void ControlGeneration::OnCacheEvents(const requests::CacheEvents& events) {
+  for (auto& [id, server] : servers_)
+    if (server.watches_cache) SendCache(server, events);
 }
 
 void ControlGeneration::OnStep(const proto::StepResult& result, int sequences, int new_tokens) {

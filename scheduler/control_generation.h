@@ -20,6 +20,9 @@ class ControlGeneration {
  public:
   using SendFn = std::function<void(control::v1::GenerationEvents)>;
   using HandleFn = std::function<void(const Event&)>;
+  // Of a cache that a server begins to watch; what it is not told of are the last blocks of long sequences. With their
+  // tokens they fit into what may wait for a server.
+  static constexpr size_t kMaxSnapshotBlocks = size_t{1} << 17;
 
   // `handle` gives events to the scheduler's node. At most `max_requests` are in the system; one more is refused.
   ControlGeneration(HandleFn handle, int max_requests) : handle_(std::move(handle)), max_requests_(max_requests) {}
@@ -38,6 +41,10 @@ class ControlGeneration {
   void OnUpdate(GenerationUpdate update);
   void OnStep(const proto::StepResult& result, int sequences, int new_tokens);
 
+  // What the cache holds, for servers that begin to watch it. Before commands come.
+  void SetCacheSnapshots(std::function<requests::CacheEvents()> snapshot) { cache_snapshot_ = std::move(snapshot); }
+  void OnCacheEvents(const requests::CacheEvents& events);
+
   // Sends what has gathered since the last call; with `stats` to every server.
   void Flush(const control::v1::Stats* stats);
 
@@ -50,12 +57,16 @@ class ControlGeneration {
     SendFn send;
     std::map<RequestId, RequestId> requests;  // the server's number -> ours
     control::v1::GenerationEvents pending;
+    bool watches_cache = false;
   };
+
+  static void SendCache(Server& server, const requests::CacheEvents& events);
 
   void Submit(Server& server, uint64_t id, RequestId theirs, const control::v1::GenerationRequest& request);
   static void Refuse(Server& server, RequestId theirs, const absl::Status& status);
 
   const HandleFn handle_;
+  std::function<requests::CacheEvents()> cache_snapshot_;
   const int max_requests_;
   absl::Status outage_;
   std::map<uint64_t, Server> servers_;

@@ -524,6 +524,7 @@ absl::StatusOr<engine::EmbeddedClusterOptions> ClusterOptionsOf(const EngineFlag
   options.digests = DigestsOf(flags.kv_checksums);
   options.seed = flags.seed.value_or(0);
   options.scheduler = SchedulerOptionsOf(flags);
+  options.scheduler.tell_cache = flags.tell_cache;
   DT_ASSIGN_OR_RETURN(options.compute, TuningOf(flags));
   options.trace_file = flags.trace_file;
   return options;

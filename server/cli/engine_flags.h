@@ -52,6 +52,7 @@ struct EngineFlags {
   std::string linear_prompts = "compute";
   std::string hand_over = "layers";
   std::string trace_file;
+  bool tell_cache = false;  // no flag: what the prefix cache holds is told, for --grpc-listen
 };
 
 // Adds MODEL and the flags to a command.

@@ -29,9 +29,11 @@ absl::Status RunServe(const ServeFlags& flags) {
   StopSignal stop;
   DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail", DefaultName("serve")));
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.engine.seed, spans));
+  EngineFlags engine_flags = flags.engine;
+  engine_flags.tell_cache = !flags.api.grpc_listen.empty();
   DT_ASSIGN_OR_RETURN(
       const RunningEngine engine,
-      StartEngine(flags.engine, LogsAsJson() ? model::LoadProgress() : TerminalProgress("loading"), spans.get()));
+      StartEngine(engine_flags, LogsAsJson() ? model::LoadProgress() : TerminalProgress("loading"), spans.get()));
   engine::EmbeddedCluster& cluster = *engine.cluster;
   DT_RETURN_IF_ERROR(api->Serve({.grammars = engine.model->grammars,
                                  .checkpoint = engine.model->checkpoint.get(),

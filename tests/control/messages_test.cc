@@ -5,6 +5,7 @@
 #include <limits>
 #include <random>
 
+#include "control/cache_messages.h"
 #include "control/convert.h"
 #include "control/generation_messages.h"
 #include "control/security.h"
@@ -301,6 +302,66 @@ TEST(ControlMessages, AnUpdateSurvivesTheWire) {
   EXPECT_EQ(wire.SerializeAsString(), again.SerializeAsString());
   wire.set_reason(99);
   EXPECT_THAT(std::string(FromProto(wire).status().message()), HasSubstr("reason"));
+}
+
+requests::CacheEvents SomeCacheEvents() {
+  auto block = std::make_shared<requests::CachedBlock>();
+  block->hash = {1, 2};
+  block->parent = proto::BlockHash{3, 4};
+  block->number = 9;
+  block->tokens.assign(64, 7);
+  block->of = std::make_shared<requests::CacheNamespace>(requests::CacheNamespace{"tenant", "salt"});
+  const requests::CacheGroup group{2, requests::CacheGroup::Kind::kSlidingWindow, 128};
+  return {.reset = true, .events = {{true, group, block}, {false, {}, block}}};
+}
+
+TEST(ControlMessages, WhatTheCacheHoldsSurvivesTheWireAndOfALostBlockItsName) {
+  v1::CacheEvents wire;
+  ToProto(SomeCacheEvents(), 0, wire);
+  const auto back = FromProto(wire);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_TRUE(back->reset);
+  ASSERT_EQ(back->events.size(), 2u);
+  const requests::CachedBlock& stored = *back->events[0].block;
+  EXPECT_TRUE(back->events[0].stored);
+  EXPECT_EQ(stored.hash, (proto::BlockHash{1, 2}));
+  EXPECT_EQ(stored.parent, (proto::BlockHash{3, 4}));
+  EXPECT_EQ(stored.number, 9);
+  EXPECT_EQ(stored.tokens, std::vector<TokenId>(64, 7));
+  EXPECT_EQ(stored.of->tenant, "tenant");
+  EXPECT_EQ(stored.of->cache_salt, "salt");
+  EXPECT_EQ(back->events[0].group, (requests::CacheGroup{2, requests::CacheGroup::Kind::kSlidingWindow, 128}));
+  EXPECT_FALSE(back->events[1].stored);
+  EXPECT_EQ(back->events[1].block->hash, stored.hash);
+  EXPECT_TRUE(back->events[1].block->tokens.empty());
+}
+
+TEST(ControlMessages, ManyBlocksCrossInSeveralMessagesOfWhichTheFirstOneResets) {
+  requests::CacheEvents many = SomeCacheEvents();
+  many.events.assign(kCacheEventsPerMessage + 1, many.events[0]);
+  v1::CacheEvents first, second;
+  ToProto(many, 0, first);
+  ToProto(many, kCacheEventsPerMessage, second);
+  EXPECT_EQ(first.events_size(), static_cast<int>(kCacheEventsPerMessage));
+  EXPECT_TRUE(first.reset());
+  EXPECT_EQ(second.events_size(), 1);
+  EXPECT_FALSE(second.reset());
+}
+
+TEST(ControlMessages, EveryBadFieldOfACacheEventIsNamed) {
+  const auto refused = [](const char* field, const auto& spoil) {
+    v1::CacheEvents wire;
+    ToProto(SomeCacheEvents(), 0, wire);
+    spoil(*wire.mutable_events(0));
+    const auto read = FromProto(wire);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(std::string(read.status().message()).find(field), std::string::npos) << read.status();
+  };
+  refused("cache.tokens", [](v1::CacheEvent& event) { event.add_tokens(1); });
+  refused("cache.number", [](v1::CacheEvent& event) { event.set_number(uint64_t{1} << 40); });
+  refused("cache.group", [](v1::CacheEvent& event) { event.set_group(99); });
+  refused("cache.kind", [](v1::CacheEvent& event) { event.set_kind(3); });
+  refused("cache.tenant", [](v1::CacheEvent& event) { event.set_tenant(std::string(5000, 'x')); });
 }
 
 // Bytes that once were a message, with some of them changed, either read as something valid or are refused.
