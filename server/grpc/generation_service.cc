@@ -26,6 +26,7 @@
 #include "server/grpc/engine_calls.h"
 #include "server/grpc/generate_call.h"
 #include "server/grpc/generate_request.h"
+#include "server/grpc/kv_event_hub.h"
 #include "server/http/key_ring.h"
 
 namespace dovetail::server {
@@ -46,9 +47,15 @@ class VllmService final : public pb::VllmEngine::CallbackService {
         engine_(engine),
         intake_(std::move(intake)),
         metrics_(std::move(metrics)),
-        started_(SystemClock().Now()) {}
+        kv_events_(std::make_shared<KvEventHub>(intake_->cache_epochs,
+                                                [this](std::function<void()> work) { calls_.Post(std::move(work)); })),
+        started_(SystemClock().Now()) {
+    engine_.WatchCache(kv_events_);
+  }
+  ~VllmService() override { kv_events_->Close(); }
 
   void Drain() {
+    kv_events_->Close();
     const MutexLock lock(mutex_);
     draining_ = true;
   }
@@ -84,6 +91,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
                                        pb::FlushCacheResponse* reply) override {
     return Answer(context, "FlushCache", [&](const std::string& tenant) {
       intake_->cache_epochs.Advance(tenant);
+      kv_events_->Flushed(tenant);
       reply->set_success(true);
       reply->set_message("later requests begin with an empty prefix cache");
     });
@@ -106,10 +114,17 @@ class VllmService final : public pb::VllmEngine::CallbackService {
                                                      absl::StatusCodeToString(absl::StatusCode(end.error_code())));
                              });
   }
-  grpc::ServerWriteReactor<pb::NotServed>* SubscribeKvEvents(grpc::CallbackServerContext*,
-                                                             const pb::NotServed*) override {
-    return new UnservedStream(*metrics_, "SubscribeKvEvents",
-                              "blocks of the prefix cache are not told one by one; ask GetLoads for cache_hit_rate");
+  grpc::ServerWriteReactor<pb::KvEventBatch>* SubscribeKvEvents(grpc::CallbackServerContext* context,
+                                                                const pb::SubscribeKvEventsRequest* request) override {
+    const auto call = std::make_shared<KvEventsCall>([metrics = metrics_](const grpc::Status& end) {
+      metrics->GrpcResponse("SubscribeKvEvents", absl::StatusCodeToString(absl::StatusCode(end.error_code())));
+    });
+    call->KeepUntilDone(call);
+    const auto tenant = Authorize(*context);
+    const absl::Status status =
+        tenant.ok() ? kv_events_->Subscribe(*tenant, request->start_sequence_number(), call) : tenant.status();
+    if (!status.ok()) call->End(control::ToGrpc(status));
+    return call.get();
   }
 
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context, const pb::AbortRequest* request,
@@ -195,16 +210,6 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     uint64_t number = 0;
     CallInfo info;
     std::function<void()> on_end;
-  };
-
-  // A call that is not served, with why.
-  class UnservedStream final : public grpc::ServerWriteReactor<pb::NotServed> {
-   public:
-    UnservedStream(ServerMetrics& metrics, const char* method, const char* why) {
-      metrics.GrpcResponse(method, "UNIMPLEMENTED");
-      Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, absl::StrCat(method, " is not served: ", why)));
-    }
-    void OnDone() override { delete this; }
   };
 
   static constexpr const char* kNoProfiler = "there is no profiler; --otlp-traces-endpoint gives traces";
@@ -379,6 +384,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   engine::Engine& engine_;
   const std::shared_ptr<Intake> intake_;
   const std::shared_ptr<ServerMetrics> metrics_;
+  const std::shared_ptr<KvEventHub> kv_events_;
   const absl::Time started_;
   EngineCalls calls_;
   WaitingTokens waiting_tokens_{0};

@@ -367,7 +367,6 @@ TEST(GrpcService, WhatIsNotServedSaysWhy) {
   pb::NotServed reply;
   refused([&](Client& c) { return c.stub->StartProfile(&c.context, {}, &reply); });
   refused([&](Client& c) { return c.stub->StopProfile(&c.context, {}, &reply); });
-  refused([&](Client& c) { return c.stub->SubscribeKvEvents(&c.context, {})->Finish(); });
 }
 
 TEST(GrpcService, HealthDoesNotTellWhatIsWrongWithTheEngine) {

@@ -174,9 +174,7 @@ def test_what_is_wrong_is_named_with_the_right_code(stub):
         stub.Embed(pb.EmbedRequest(), metadata=METADATA, timeout=20)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     for call in (lambda: stub.StartProfile(common.StartProfileRequest(), metadata=METADATA, timeout=20),
-                 lambda: stub.StopProfile(common.StopProfileRequest(), metadata=METADATA, timeout=20),
-                 lambda: list(stub.SubscribeKvEvents(common.SubscribeKvEventsRequest(), metadata=METADATA,
-                                                     timeout=20))):
+                 lambda: stub.StopProfile(common.StopProfileRequest(), metadata=METADATA, timeout=20)):
         with pytest.raises(grpc.RpcError) as refused:
             call()
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED and "is not served: " in refused.value.details()
