@@ -63,6 +63,8 @@ class BundleTest(unittest.TestCase):
         self.assertLessEqual({"libstdc++6", "libprotobuf32", "libgrpc++1.51", "nlohmann-json3-dev", "xgrammar"},
                              set(versions))
         self.assertEqual([name for name in versions if "gtest" in name or "benchmark" in name], [])
+        linked = [name for name in versions if "cudart" in name]
+        self.assertEqual(len(linked), int((self.root / "lib/libdovetail_cuda.so").exists()), linked)
         installed = subprocess.run(["dpkg-query", "--show", "--showformat=${Version}", "libprotobuf32"],
                                    capture_output=True, text=True, check=True).stdout
         self.assertEqual(versions["libprotobuf32"], installed)
