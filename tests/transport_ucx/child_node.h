@@ -80,14 +80,17 @@ class ChildNode {
     for (int i = 0; i < 2; ++i) Ask("ADD 0 0 00 none");  // refused
   }
 
+  static constexpr const char* kPushed = "PUSHED";
   // Sends `count` tensors of `bytes` to the node, one in about 2 ms. Pushed(): all of them, waiting for at most `wait`.
   void Push(TestNode& node, int count, size_t bytes) {
     const std::string line = absl::StrCat("PUSH ", node.id().value(), " ", count, " ", bytes, "\n");
     DT_CHECK(write(input_, line.data(), line.size()) == static_cast<ssize_t>(line.size()));
   }
-  bool Pushed(absl::Duration wait) {
+  bool Pushed(absl::Duration wait) { return EndOfPush(wait) == kPushed; }
+  // kPushed, or the error that ended it before; "": neither yet.
+  std::string EndOfPush(absl::Duration wait) {
     pollfd readable{output_, POLLIN, 0};
-    return poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(wait))) > 0 && ReadLine() == "PUSHED";
+    return poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(wait))) > 0 ? ReadLine() : "";
   }
 
  private:

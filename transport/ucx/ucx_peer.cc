@@ -21,7 +21,7 @@ struct UcxPeer::Callbacks {
     auto& frame = *static_cast<SendWindow::Frame*>(user_data);
     auto& peer = *static_cast<UcxPeer*>(frame.owner);
     peer.Sent(frame);
-    if (status != UCS_OK && status != UCS_ERR_CANCELED) peer.Fail(UcxError(status, "a frame could not be sent"));
+    if (status != UCS_OK && status != UCS_ERR_CANCELED) peer.FailAt("a frame could not be sent", status);
     ucp_request_free(request);
     peer.PostWaiting();
   }
@@ -29,7 +29,7 @@ struct UcxPeer::Callbacks {
   static void OnEndpointError(void* argument, ucp_ep_h, ucs_status_t status) {
     auto& peer = *static_cast<UcxPeer*>(argument);
     peer.broken_ = true;
-    peer.Fail(UcxError(status, "the connection broke"));
+    peer.FailAt("the connection broke", status);
   }
 };
 
@@ -218,7 +218,7 @@ void UcxPeer::PostHeader(SendWindow::Frame& frame, std::span<const std::byte> pa
                                                    payload.data(), payload.size(), &param);
   if (UCS_PTR_IS_PTR(request)) return;
   Sent(frame);
-  if (UCS_PTR_IS_ERR(request)) Fail(UcxError(UCS_PTR_STATUS(request), "a frame could not be sent"));
+  if (UCS_PTR_IS_ERR(request)) FailAt("a frame could not be sent", UCS_PTR_STATUS(request));
 }
 
 void UcxPeer::OnAcknowledgement(const WireHeader& header) {
@@ -314,6 +314,15 @@ void UcxPeer::Fail(const absl::Status& status) {
   if (!failure_.ok()) return;
   failure_ = status;
   port_.Report(*this);
+}
+
+// What UCX says of a peer that has ended differs from version to version. The memory of a process that ends is gone
+// before it has ended.
+void UcxPeer::FailAt(const char* what, ucs_status_t status) {
+  if (process_.Ended()) return Fail(absl::UnavailableError("its process has ended"));
+  if (status == UCS_ERR_UNREACHABLE && process_.fd() >= 0)
+    return Fail(absl::UnavailableError("its process has ended, or has given its memory up"));
+  Fail(UcxError(status, what));
 }
 
 bool UcxPeer::Finished(ucs_status_ptr_t& request) {

@@ -116,6 +116,7 @@ class UcxPeer {
   void Sent(SendWindow::Frame& frame);
   void ReleaseAnswered(const proto::FrameHeader& answer);
   static void GiveBack(ucp_worker_h worker, const ReceiveWindow::Frame& frame);
+  [[gnu::cold]] void FailAt(const char* what, ucs_status_t status);
   bool Finished(ucs_status_ptr_t& request);
 
   UcxPort& port_;
