@@ -54,16 +54,17 @@ uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler
 }
 
 absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,
-                               attention::KvStorage storage) {
+                               attention::KvStorage storage, const std::string& flag) {
   const uint64_t set_bytes = SetBytes(table, storage);
   const uint64_t state_bytes =
       proto::BlocksPerSegment(table, /*states_only=*/true) * attention::KvBlockBytes(table, storage);
   if (bytes / set_bytes / attention_workers >= 2) return absl::OkStatus();
   const std::string states =
       state_bytes == 0 ? "" : absl::StrCat(", ", state_bytes, " of them for linear states (twice, at any length)");
-  return ResourceExhausted("--kv-cache-memory-bytes: ", bytes, " bytes over ", attention_workers,
-                           " attention workers hold less than 128 tokens; this model needs ", set_bytes,
-                           " bytes per 64 tokens and worker", states);
+  const std::string each =
+      attention_workers == 1 ? "" : absl::StrCat(" over ", attention_workers, " attention workers");
+  return ResourceExhausted(flag, ": ", bytes, " bytes", each, " hold less than 128 tokens; this model needs ",
+                           set_bytes, " bytes per 64 tokens and worker", states);
 }
 
 absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,

@@ -20,10 +20,11 @@ uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler
                              attention::KvStorage storage = attention::KvStorage::kAsSent,
                              proto::LinearPrompts linear = proto::LinearPrompts::kOnAttentionWorkers);
 
-// Whether so many bytes over so many workers hold a sequence. kResourceExhausted, naming the flag and what is needed
-// of K and V and of linear states, if not.
+// Whether so many bytes over so many workers hold a sequence. kResourceExhausted, naming the flag that gave them and
+// what is needed of K and V and of linear states, if not.
 absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,
-                               attention::KvStorage storage = attention::KvStorage::kAsSent);
+                               attention::KvStorage storage = attention::KvStorage::kAsSent,
+                               const std::string& flag = "--kv-cache-memory-bytes");
 
 // Whether `room` bytes of a device hold a sequence of max_model_len tokens. kResourceExhausted, with what would, if
 // not.

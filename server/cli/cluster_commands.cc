@@ -102,7 +102,8 @@ void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
       ->group("Data plane");
   AddTrustNetworkFlag(up, up_.trust_network);
   up.add_option("--attention-devices", up_.attention_devices,
-                "Where attention runs, as cuda:1,cpu: the attention workers take these in turn; one each by default")
+                "Where attention runs, as cuda:1,cpu: the attention workers take these in turn; one each by default. "
+                "With the size of the KV cache of each, as cuda:0=8GiB,cpu=64GiB; else as --kv-cache-memory-bytes says")
       ->type_name("DEVICES")
       ->group("Device");
   AddExchangeFlag(up, up_.exchange);

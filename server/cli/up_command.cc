@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_split.h"
+#include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mutex.h"
@@ -19,8 +19,8 @@
 #include "engine/embedded_cluster.h"
 #include "engine/kv_room.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cuda/runtime/cuda_device.h"
 #include "server/cli/announcement.h"
+#include "server/cli/attention_places.h"
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/core_shares.h"
@@ -55,9 +55,7 @@ class Up {
   Up(const UpFlags& flags, StopSignal& stop) : flags_(flags), stop_(stop) {}
 
   absl::Status Run() {
-    for (const absl::string_view device : absl::StrSplit(flags_.attention_devices, ','))
-      if (device != "cpu" && !kernels::cuda::ParseCudaName(std::string(device)).ok())
-        return InvalidArgument("--attention-devices: '", device, "' is neither cpu nor cuda:N, as in cuda:1,cpu");
+    DT_ASSIGN_OR_RETURN(places_, ParseAttentionPlaces(flags_.attention_devices));
     DT_RETURN_IF_ERROR(CheckPrefillRanks(flags_.engine, /*compute_workers=*/std::nullopt));
     DT_RETURN_IF_ERROR(TuningOf(flags_.engine).status());
     DT_RETURN_IF_ERROR(CheckTraceFlags(flags_.traces));
@@ -86,24 +84,25 @@ class Up {
     DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
     DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
                                                                     StateDtypeOf(flags_.engine)));
-    const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
-    for (const std::string& device : devices)
-      DT_RETURN_IF_ERROR(
-          attention::CheckKvStorage(table, KvStorageOf(flags_.engine.kv_cache_dtype), device == "cpu" ? "" : device));
+    const attention::KvStorage storage = KvStorageOf(flags_.engine.kv_cache_dtype);
+    for (const AttentionPlace& place : places_) {
+      DT_RETURN_IF_ERROR(attention::CheckKvStorage(table, storage, place.device == "cpu" ? "" : place.device));
+      if (place.kv_bytes.has_value())
+        DT_RETURN_IF_ERROR(engine::CheckKvCacheBytes(table, *place.kv_bytes, 1, storage,
+                                                     absl::StrCat("--attention-devices: ", place.device)));
+    }
     DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, flags_.engine.device.starts_with("cuda"),
                                             /*cache_on_its_gpu=*/false));
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
       kv_bytes_ = bytes / flags_.engine.attention_workers;
       if (bytes > 0)
-        DT_RETURN_IF_ERROR(engine::CheckKvCacheBytes(table, bytes, flags_.engine.attention_workers,
-                                                     KvStorageOf(flags_.engine.kv_cache_dtype)));
+        DT_RETURN_IF_ERROR(engine::CheckKvCacheBytes(table, bytes, flags_.engine.attention_workers, storage));
     } else {
       scheduler::SchedulerOptions options = SchedulerOptionsOf(flags_.engine);
       if (options.max_model_len == 0) options.max_model_len = static_cast<int>(checkpoint->config().max_positions);
       options.ChooseStepTokens(/*on_gpu=*/flags_.engine.device != "cpu");
       const int workers = flags_.engine.attention_workers;
-      const attention::KvStorage storage = KvStorageOf(flags_.engine.kv_cache_dtype);
       kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, 0, storage) / workers;
       most_kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, UINT64_MAX, storage) / workers;
       weight_bytes_ = compute::CudaModel::WeightBytes(checkpoint->config()) + kBesideWeights;
@@ -114,17 +113,20 @@ class Up {
 
   // A GPU's own memory bounds what lies there: the worker finds out, and leaves room for the weights that are loaded
   // meanwhile.
-  Arguments KvArguments(const std::string& device) const {
-    if (device == "cpu" || most_kv_bytes_ == 0) return {"--kv-capacity", std::to_string(kv_bytes_)};
-    const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
+  Arguments KvArguments(const AttentionPlace& place) const {
+    if (place.kv_bytes.has_value()) return {"--kv-capacity", std::to_string(*place.kv_bytes)};
+    if (place.device == "cpu" || most_kv_bytes_ == 0) return {"--kv-capacity", std::to_string(kv_bytes_)};
     int sharers = 0;
-    for (int i = 0; i < flags_.engine.attention_workers; ++i) sharers += devices[i % devices.size()] == device ? 1 : 0;
-    const bool with_weights = flags_.engine.device == device || flags_.engine.device == "auto";
+    for (int i = 1; i <= flags_.engine.attention_workers; ++i) sharers += PlaceOf(i).device == place.device ? 1 : 0;
+    const bool with_weights = flags_.engine.device == place.device || flags_.engine.device == "auto";
     return {"--kv-capacity", "auto",
             "--kv-sharers",  std::to_string(sharers),
             "--kv-leave",    std::to_string(with_weights ? weight_bytes_ : 0),
             "--kv-most",     std::to_string(most_kv_bytes_)};
   }
+
+  // Of the attention worker with that number, from 1.
+  const AttentionPlace& PlaceOf(int number) const { return places_[static_cast<size_t>(number - 1) % places_.size()]; }
 
   Arguments SchedulerArguments() const {
     const EngineFlags& engine = flags_.engine;
@@ -235,7 +237,6 @@ class Up {
       workers_[name].insert(workers_[name].end(), {"--trace-file", absl::StrCat(engine.trace_file, ".", name)});
     };
     for (int i = 1; i <= engine.compute_workers; ++i) trace(absl::StrCat("compute-", i));
-    const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
     for (int i = 1; i <= engine.attention_workers; ++i) {
       const std::string name = absl::StrCat("attention-", i);
       workers_[name] = {"attention-worker",
@@ -246,14 +247,14 @@ class Up {
                         "--lanes",
                         flags_.lanes,
                         "--exchange",
-                        ExchangeOn(devices[(i - 1) % devices.size()]),
+                        ExchangeOn(PlaceOf(i).device),
                         "--state-snapshots",
                         std::to_string(engine.state_snapshots),
                         "--device",
-                        devices[(i - 1) % devices.size()],
+                        PlaceOf(i).device,
                         "--threads",
                         kThreadsOfShare};
-      const Arguments kv = KvArguments(devices[(i - 1) % devices.size()]);
+      const Arguments kv = KvArguments(PlaceOf(i));
       workers_[name].insert(workers_[name].end(), kv.begin(), kv.end());
       if (engine.kv_checksums) workers_[name].push_back("--kv-checksums");
       if (KvStorageOf(engine.kv_cache_dtype) != attention::KvStorage::kAsSent)
@@ -316,9 +317,8 @@ class Up {
     const std::string& asked = flags_.engine.device;
     WorkersOfMachine workers{.compute = flags_.engine.compute_workers};
     workers.layers_on_gpu = (asked == "auto" ? ChosenDevice() : asked).starts_with("cuda");
-    const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
-    for (int i = 0; i < flags_.engine.attention_workers; ++i)
-      ++(devices[i % devices.size()] == "cpu" ? workers.attention_on_cpu : workers.attention_on_gpu);
+    for (int i = 1; i <= flags_.engine.attention_workers; ++i)
+      ++(PlaceOf(i).device == "cpu" ? workers.attention_on_cpu : workers.attention_on_gpu);
     return workers;
   }
 
@@ -457,7 +457,8 @@ class Up {
 
   const UpFlags& flags_;
   StopSignal& stop_;
-  uint64_t kv_bytes_ = 0;                    // of each attention worker
+  std::vector<AttentionPlace> places_;       // taken in turn by the attention workers
+  uint64_t kv_bytes_ = 0;                    // of each attention worker whose place names no size
   uint64_t most_kv_bytes_ = 0;               // of a worker, if memory were no bound; 0: its size was given
   uint64_t weight_bytes_ = 0;                // on a GPU, with what else lies there
   std::string address_;                      // of the scheduler

@@ -70,6 +70,25 @@ class UpTest(unittest.TestCase):
             self.assertIn("attention-1 ", status)
             self.assertIn("attention-2 ", status)
 
+    def test_each_device_may_have_a_size_of_its_own(self):
+        with Up("--attention-devices", "cpu=4MiB,cpu=8MiB") as up:
+            small, large = (float(re.search(rf"{name} .* serving +\d+ +\S+ +(\S+) ", up.wait_until_serving(3)).group(1))
+                            for name in ("attention-1", "attention-2"))
+            self.assertAlmostEqual(small, 4, delta=0.2)
+            self.assertAlmostEqual(large, 8, delta=0.2)
+
+    def test_a_size_that_is_none_or_too_small_is_refused_with_its_device(self):
+        for devices, text in (("cpu=", "--attention-devices: '' is no size; write 8GiB"),
+                              ("cpu,cpu=1QiB", "--attention-devices: '1QiB' is no size; write 8GiB"),
+                              ("gpu=8GiB", "--attention-devices: 'gpu' is neither cpu nor cuda:N, as in cuda:1,cpu or "
+                                           "cuda:0=8GiB,cpu=64GiB"),
+                              ("cpu=1GiB,cpu=64KiB", "--attention-devices: cpu: 65536 bytes hold less than 128 "
+                                                     "tokens; this model needs ")):
+            with self.subTest(devices=devices):
+                refused = run("up", MODEL, "--attention-devices", devices)
+                self.assertEqual(refused.returncode, 1)
+                self.assertIn(text, refused.stderr)
+
     def test_more_devices_than_workers_can_be_are_refused(self):
         refused = run("up", MODEL, "--attention-devices", ",".join(["cpu"] * 65))
         self.assertEqual(refused.returncode, 1)

@@ -214,7 +214,7 @@ TEST_F(CliWithModel, EveryFailureToStartIsOneLineAndNotZero) {
       {{"serve", model_, "--max-num-batched-tokens", "128"},
        "--max-num-batched-tokens: 128 is less than --max-num-seqs 256"},
       {{"serve", model_, "--kv-cache-memory-bytes", "12KB"},
-       "--kv-cache-memory-bytes: 12000 bytes over 1 attention workers hold less than"},
+       "--kv-cache-memory-bytes: 12000 bytes hold less than"},
       {{"serve", model_, "--kv-cache-memory-bytes", "0"}, "--kv-cache-memory-bytes: a KV cache of no bytes"},
       {{"serve", model_, "--kv-cache-memory-bytes", "8 chickens"}, "'8 chickens' is no size; write 8GiB"},
       {{"serve", model_, "--chat-template", "chatlm"},
@@ -252,7 +252,7 @@ TEST(Cli, StatesLargerThanTheMemoryAreNamedBeforeAnythingStarts) {
     EXPECT_EQ(result.exit_code, 1) << command;
     EXPECT_EQ(result.out, "") << command;
     EXPECT_EQ(result.err,
-              "dovetail: --kv-cache-memory-bytes: 307200 bytes over 1 attention workers hold less than 128 tokens; "
+              "dovetail: --kv-cache-memory-bytes: 307200 bytes hold less than 128 tokens; "
               "this model needs 917504 bytes per 64 tokens and worker, 884736 of them for linear states (twice, at any "
               "length)\n")
         << command;
