@@ -54,7 +54,8 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
   kernels::cuda::CudaDevice& device = model_.device();
   DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps()));
   DT_ASSIGN_OR_RETURN(const bool groups, kernels::cuda::GroupsProducts(stream_));
-  runner_ = std::make_unique<LaunchRunner>(model_, *product_, groups);
+  DT_ASSIGN_OR_RETURN(experts_, kernels::cuda::ExpertProduct::Create(device, model_.expert_scratch_bytes()));
+  runner_ = std::make_unique<LaunchRunner>(model_, *product_, *experts_, groups);
   DT_RETURN_IF_ERROR(LowerSteps());
   most_rows_ = options.max_step_tokens;
   const int64_t rows = most_rows_ + kProductRowStep;

@@ -109,6 +109,7 @@ class CudaDense final : public DenseBackend {
   const proto::AttentionTable table_;
   kernels::cuda::CudaStream& stream_;
   std::unique_ptr<kernels::cuda::CudaProduct> product_;
+  std::unique_ptr<kernels::cuda::ExpertProduct> experts_;
   std::unique_ptr<LaunchRunner> runner_;
   std::vector<LaunchProgram> programs_;  // by how many parts products leave, less one
   int64_t most_rows_ = 0;

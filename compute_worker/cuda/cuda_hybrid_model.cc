@@ -58,10 +58,10 @@ absl::Status LoadExperts(const model::ExpertMlp& step, CudaWeightReader& reader,
     gate_up.push_back(&expert.up);
     down.push_back(&expert.down);
   }
-  DT_ASSIGN_OR_RETURN(CudaProjection stacked, reader.StackWide(gate_up, /*f32_bias=*/true));
+  DT_ASSIGN_OR_RETURN(CudaProjection stacked, reader.StackExperts(gate_up, gated ? 2 : 1));
   out.expert_gate_up = std::move(stacked.weights);
   out.expert_gate_up_bias = std::move(stacked.bias);
-  DT_ASSIGN_OR_RETURN(stacked, reader.StackWide(down, /*f32_bias=*/true));
+  DT_ASSIGN_OR_RETURN(stacked, reader.StackExperts(down, 1));
   out.expert_down = std::move(stacked.weights);
   out.expert_down_bias = std::move(stacked.bias);
   if (step.latent_down.has_value()) {

@@ -55,9 +55,9 @@ class CudaWeightReader {
   virtual ~CudaWeightReader() = default;
   // Several projections of one input below each other; bias in f32, or in the weights' type.
   virtual absl::StatusOr<CudaProjection> Stack(const std::vector<const model::Projection*>& parts, bool f32_bias) = 0;
-  // The same in 16 bits, whatever the others are kept in: for the kernels of experts.
-  virtual absl::StatusOr<CudaProjection> StackWide(const std::vector<const model::Projection*>& parts,
-                                                   bool f32_bias) = 0;
+  // The same of all experts, with `each` projections of one: 2 are a gate and what it gates. Kept in few bits only
+  // where the kernels of experts read them; bias in f32.
+  virtual absl::StatusOr<CudaProjection> StackExperts(const std::vector<const model::Projection*>& parts, int each) = 0;
   virtual absl::StatusOr<std::unique_ptr<kernels::Buffer>> Upload(const std::vector<float>& values) = 0;
   // A projection's weights in f32.
   virtual absl::StatusOr<std::unique_ptr<kernels::Buffer>> FloatMatrix(const model::Projection& projection) = 0;

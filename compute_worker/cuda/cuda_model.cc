@@ -2,18 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <random>
 #include <span>
 #include <utility>
 #include <variant>
 
+#include "base/log.h"
 #include "compute_worker/cuda/cuda_dense.h"
 #include "compute_worker/cuda/cuda_prompt_attention.h"
 #include "compute_worker/cuda/cuda_prompt_states.h"
+#include "compute_worker/cuda/kept_rows.h"
 #include "compute_worker/prompt_scratch_size.h"
+#include "kernels/cuda/products/cuda_product.h"
 #include "kernels/cuda/rows/row_ops.h"
-#include "model/formats/dequantize.h"
 
 namespace dovetail::compute {
 
@@ -27,6 +30,7 @@ using kernels::cuda::QuantBytesOf;
 using kernels::cuda::QuantKind;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kWide = 2;                // bytes of a weight in 16 bits
 constexpr uint64_t kFreeBytesOfPrompts = 8;  // one of so many is for a scratch of prompts
 constexpr int64_t kMostHeadDim = 256;
 
@@ -35,16 +39,8 @@ uint64_t Elements(const model::ModelConfig& config) {
   return LayerElements(config) + embedding * (config.tie_embeddings ? 1 : 2);
 }
 
-// How a matrix would be kept; none for those that are not in 4 or 8 bits. Random ones are made to be measured.
-std::optional<QuantKind> KindOf(const model::TensorSource& source, bool random = false) {
-  if (source.stored_name.empty() || source.add != 0 || source.cols % 8 != 0) return std::nullopt;
-  if (random) return QuantKind::kU4Offset;
-  if (source.layout == model::TensorLayout::kE4M3) return QuantKind::kE4M3;
-  return kernels::cuda::QuantKindOf(model::RowFormatOf(source.type));
-}
-
-// Whose kernels read 16 bits.
-bool IsExpert(const std::string& name) { return name.find(".experts.") != std::string::npos; }
+// Routers are multiplied in f32, whatever the file has.
+bool IsRouter(const std::string& name) { return name.find(".router.") != std::string::npos; }
 
 absl::Status CheckHeadDim(const char* what, int64_t dim) {
   if (dim >= 8 && dim <= kMostHeadDim && dim % 8 == 0) return absl::OkStatus();
@@ -74,25 +70,53 @@ absl::Status CudaModel::Supports(const model::ModelConfig& config, DType type) {
 
 uint64_t CudaModel::WeightBytes(const model::ModelConfig& config) { return 2 * Elements(config); }
 
-absl::StatusOr<uint64_t> CudaModel::KeptWeightBytes(const model::Checkpoint& checkpoint) {
-  uint64_t bytes = 0;
+namespace {
+
+struct KeptBytes {
+  uint64_t weights = 0, scratch = kernels::cuda::CudaProduct::kScratchBytes;
+};
+
+absl::StatusOr<KeptBytes> KeptBytesOf(const model::Checkpoint& checkpoint, bool random) {
+  KeptBytes bytes;
+  std::map<std::string, std::pair<int, std::vector<model::TensorSource>>> stacks;
   for (const std::string& name : checkpoint.names()) {
-    DT_ASSIGN_OR_RETURN(const model::TensorSource source, checkpoint.Find(name));
-    const std::optional<QuantKind> kind = KindOf(source);
+    DT_ASSIGN_OR_RETURN(model::TensorSource source, checkpoint.Find(name));
     const bool again = name == "lm_head.weight" && checkpoint.config().tie_embeddings;
     if (again) continue;
-    bytes += kind.has_value() && !IsExpert(name) ? QuantBytesOf(*kind, source.rows, source.cols).total()
-                                                 : static_cast<uint64_t>(source.rows) * source.cols * 2;
+    if (const auto stack = ExpertStackOf(name, checkpoint.config()); stack.has_value()) {
+      auto& [each, sources] = stacks[stack->name];
+      each = stack->each;
+      sources.push_back(std::move(source));
+      continue;
+    }
+    const std::optional<QuantKind> kind = IsRouter(name) ? std::nullopt : KeptKindOf(source, random);
+    const uint64_t wide = IsRouter(name) ? sizeof(float) : kWide;
+    bytes.weights += kind.has_value() ? QuantBytesOf(*kind, source.rows, source.cols).total()
+                                      : static_cast<uint64_t>(source.rows) * source.cols * wide;
   }
+  size_t scratch = 0;
+  for (const auto& [name, stacked] : stacks) {
+    const ExpertStack stack(stacked.second, stacked.first, random);
+    bytes.weights += stack.bytes();
+    scratch = std::max(scratch, stack.scratch_bytes());
+  }
+  bytes.scratch += scratch;
   return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> CudaModel::KeptWeightBytes(const model::Checkpoint& checkpoint, bool random) {
+  DT_ASSIGN_OR_RETURN(const KeptBytes bytes, KeptBytesOf(checkpoint, random));
+  return bytes.weights + bytes.scratch;
 }
 
 absl::StatusOr<bool> CudaModel::Keeps(GpuWeights how, const model::Checkpoint& checkpoint, uint64_t free_bytes) {
   if (how == GpuWeights::kDequantise) return false;
   const uint64_t wide = WeightBytes(checkpoint.config());
   if (how == GpuWeights::kAuto && wide <= free_bytes / 2) return false;
-  DT_ASSIGN_OR_RETURN(const uint64_t kept, KeptWeightBytes(checkpoint));
-  return kept < wide;
+  DT_ASSIGN_OR_RETURN(const KeptBytes kept, KeptBytesOf(checkpoint, /*random=*/false));
+  return kept.weights < wide;
 }
 
 // Takes a model's tensors to the GPU.
@@ -108,10 +132,33 @@ class CudaModel::Reader final : public CudaWeightReader {
   }
 
   absl::StatusOr<CudaProjection> Stack(const std::vector<const model::Projection*>& parts, bool f32_bias) override {
-    return Stack(parts, f32_bias, keep_);
+    DT_ASSIGN_OR_RETURN(const std::vector<model::TensorSource> sources, SourcesOf(parts));
+    CudaProjection stacked;
+    DT_ASSIGN_OR_RETURN(stacked.weights, Below(sources, parts[0]->weights.cols(), keep_));
+    DT_ASSIGN_OR_RETURN(stacked.bias, BiasOf(parts, f32_bias));
+    return stacked;
   }
-  absl::StatusOr<CudaProjection> StackWide(const std::vector<const model::Projection*>& parts, bool f32_bias) override {
-    return Stack(parts, f32_bias, /*keep=*/false);
+  absl::StatusOr<CudaProjection> StackExperts(const std::vector<const model::Projection*>& parts, int each) override {
+    DT_ASSIGN_OR_RETURN(const std::vector<model::TensorSource> sources, SourcesOf(parts));
+    CudaProjection stacked;
+    const ExpertStack stack(sources, each, random_);
+    if (keep_ && stack.is_kept()) {
+      DT_ASSIGN_OR_RETURN(stacked.weights, KeepExperts(stack));
+    } else {
+      if (keep_ && stack.is_dequantised()) NoteDequantised(sources[0], stack.bytes());
+      DT_ASSIGN_OR_RETURN(stacked.weights, Below(sources, parts[0]->weights.cols(), /*keep=*/false));
+    }
+    DT_ASSIGN_OR_RETURN(stacked.bias, BiasOf(parts, /*f32_bias=*/true));
+    return stacked;
+  }
+
+  // Says what is not kept although it could be asked for.
+  void TellDequantised() const {
+    if (dequantised_bytes_ == 0) return;
+    LogWarning(out_.device_.name(), ": experts in 4 or 8 bits are dequantised to ", dequantised_bytes_ / kMiB,
+               " MiB, from ", dequantised_first_,
+               " on: their kernels read gates and what they gate of one type, a multiple of 16 rows and at most 8192 "
+               "columns");
   }
 
   absl::StatusOr<CudaWeights> Matrix(const std::string& name) {
@@ -157,9 +204,8 @@ class CudaModel::Reader final : public CudaWeightReader {
     return buffer;
   }
 
-  absl::StatusOr<CudaProjection> Stack(const std::vector<const model::Projection*>& parts, bool f32_bias, bool keep) {
+  absl::StatusOr<std::vector<model::TensorSource>> SourcesOf(const std::vector<const model::Projection*>& parts) const {
     std::vector<model::TensorSource> sources;
-    bool biased = false;
     for (const model::Projection* part : parts) {
       model::TensorSource source;  // zeros, if it has no name
       source.rows = part->weights.rows(), source.cols = part->weights.cols();
@@ -167,24 +213,28 @@ class CudaModel::Reader final : public CudaWeightReader {
         DT_ASSIGN_OR_RETURN(source, out_.model_.checkpoint->Find(part->name + ".weight"));
       }
       sources.push_back(std::move(source));
-      biased = biased || !part->bias.empty();
     }
-    CudaProjection stacked;
-    DT_ASSIGN_OR_RETURN(stacked.weights, Below(sources, parts[0]->weights.cols(), keep));
-    if (!biased) return stacked;
+    return sources;
+  }
+
+  // Null if no part has one.
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> BiasOf(const std::vector<const model::Projection*>& parts,
+                                                          bool f32_bias) {
+    if (std::all_of(parts.begin(), parts.end(), [](const model::Projection* part) { return part->bias.empty(); }))
+      return std::unique_ptr<kernels::Buffer>();
     std::vector<float> bias;
     for (const model::Projection* part : parts) {
       bias.insert(bias.end(), part->bias.begin(), part->bias.end());
       if (part->bias.empty()) bias.resize(bias.size() + part->weights.rows(), 0.0f);
     }
-    DT_ASSIGN_OR_RETURN(stacked.bias, Bias(bias, f32_bias));
-    return stacked;
+    return Bias(bias, f32_bias);
   }
 
   // Matrices below each other: kept, if all of them can be.
   absl::StatusOr<CudaWeights> Below(const std::vector<model::TensorSource>& sources, int64_t cols, bool keep) {
-    keep = keep && std::all_of(sources.begin(), sources.end(),
-                               [&](const model::TensorSource& source) { return KindOf(source, random_).has_value(); });
+    keep = keep && std::all_of(sources.begin(), sources.end(), [&](const model::TensorSource& source) {
+             return KeptKindOf(source, random_).has_value();
+           });
     if (keep) return KeepBelow(sources, cols);
     int64_t rows = 0, first = 0;
     for (const model::TensorSource& source : sources) rows += source.rows;
@@ -202,7 +252,7 @@ class CudaModel::Reader final : public CudaWeightReader {
     std::vector<CudaWeights::KeptRows> kept;
     std::vector<std::span<const model::TensorSource>> members;
     for (size_t i = 0; i < sources.size(); ++i) {
-      const QuantKind kind = *KindOf(sources[i], random_);
+      const QuantKind kind = *KeptKindOf(sources[i], random_);
       if (!kept.empty() && kept.back().kind == kind && kept.back().rows % kernels::cuda::kQuantTileRows == 0) {
         kept.back().rows += sources[i].rows;
         members.back() = sources.subspan(i - members.back().size(), members.back().size() + 1);
@@ -224,25 +274,34 @@ class CudaModel::Reader final : public CudaWeightReader {
     return weights;
   }
 
+  absl::StatusOr<CudaWeights> KeepExperts(const ExpertStack& stack) {
+    const CudaWeights::KeptRows rows = stack.kept_rows();
+    DT_ASSIGN_OR_RETURN(CudaWeights weights,
+                        CudaWeights::AllocateKept(out_.device_, {&rows, 1}, stack.cols(), out_.type_));
+    DT_RETURN_IF_ERROR(random_ ? FillRandom(weights.kept()[0].matrix)
+                               : loader_->FillKept(weights, 0, [&](int64_t tile, kernels::cuda::QuantTile out) {
+                                   stack.PackTile(tile, out);
+                                 }));
+    out_.keeps_ = true;
+    out_.weight_bytes_ += weights.size_bytes();
+    out_.expert_scratch_bytes_ = std::max(out_.expert_scratch_bytes_, stack.scratch_bytes());
+    Show(weights.rows() * stack.cols());
+    return weights;
+  }
+
+  void NoteDequantised(const model::TensorSource& first, uint64_t bytes) {
+    if (dequantised_bytes_ == 0) dequantised_first_ = absl::StrCat(std::string(first.stored_name));
+    dequantised_bytes_ += bytes;
+  }
+
   // Rows from `first` on of matrices of one kind.
   static void PackTile(std::span<const model::TensorSource> sources, int64_t first, kernels::cuda::QuantTile out) {
     size_t at = 0;
     while (first >= sources[at].rows) first -= sources[at++].rows;
-    const model::TensorSource& source = sources[at];
-    const size_t count = std::min<int64_t>(kernels::cuda::kQuantTileRows, source.rows - first);
-    const std::byte* rows[kernels::cuda::kQuantTileRows];
-    if (source.layout == model::TensorLayout::kE4M3) {
-      float scales[kernels::cuda::kQuantTileRows];
-      for (size_t i = 0; i < count; ++i) rows[i] = source.E4M3Row(first + static_cast<int64_t>(i), scales[i]).data();
-      return kernels::cuda::PackE4M3Tile(source.cols, {rows, count}, {scales, count}, out);
-    }
-    std::vector<std::byte> bytes(count * source.row_bytes);
-    for (size_t i = 0; i < count; ++i) {
-      std::byte* const row = bytes.data() + i * source.row_bytes;
-      source.CopyRow(first + static_cast<int64_t>(i), row);
-      rows[i] = row;
-    }
-    kernels::cuda::PackQuantTile(model::RowFormatOf(source.type), source.cols, {rows, count}, out);
+    const auto count = static_cast<size_t>(std::min<int64_t>(kernels::cuda::kQuantTileRows, sources[at].rows - first));
+    SourceRow rows[kernels::cuda::kQuantTileRows];
+    for (size_t i = 0; i < count; ++i) rows[i] = {&sources[at], first + static_cast<int64_t>(i)};
+    PackRows({rows, count}, out);
   }
 
   // Codes of any bits, and scales that make about the spread of trained weights.
@@ -297,7 +356,8 @@ class CudaModel::Reader final : public CudaWeightReader {
   const bool random_, keep_;
   const model::LoadProgress& progress_;
   const uint64_t total_;
-  uint64_t seed_ = 0, read_ = 0;
+  uint64_t seed_ = 0, read_ = 0, dequantised_bytes_ = 0;
+  std::string dequantised_first_;  // tensor of the file
   std::unique_ptr<kernels::cuda::CudaWeightLoader> loader_;
   std::unique_ptr<kernels::cuda::CudaStream> stream_;
 };
@@ -336,10 +396,12 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, c
   const model::ModelConfig& config = model.config();
   DT_RETURN_IF_ERROR(Supports(config, type));
   DT_ASSIGN_OR_RETURN(const CudaDevice::Memory memory, device.memory());
-  DT_ASSIGN_OR_RETURN(bool keep, Keeps(how, *model.checkpoint, memory.free_bytes));
-  DT_ASSIGN_OR_RETURN(const uint64_t needed,
-                      keep ? KeptWeightBytes(*model.checkpoint) : absl::StatusOr<uint64_t>(WeightBytes(config)));
-  if (random) keep = how == GpuWeights::kKeep;
+  bool keep = random && how == GpuWeights::kKeep;
+  if (!random) {
+    DT_ASSIGN_OR_RETURN(keep, Keeps(how, *model.checkpoint, memory.free_bytes));
+  }
+  DT_ASSIGN_OR_RETURN(const uint64_t needed, keep ? KeptWeightBytes(*model.checkpoint, random)
+                                                  : absl::StatusOr<uint64_t>(WeightBytes(config)));
   DT_RETURN_IF_ERROR(CheckRoom(device, needed, keep, memory));
   std::unique_ptr<CudaModel> out(new CudaModel(device, model, WireTypeOf(type)));
   Reader reader(*out, random, keep, progress);
@@ -382,6 +444,7 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, c
     DT_ASSIGN_OR_RETURN(out->head_, reader.Matrix("lm_head.weight"));
   }
   DT_ASSIGN_OR_RETURN(out->final_norm_, reader.Norm(model.final_norm));
+  reader.TellDequantised();
   if (progress) progress(1.0);
   return out;
 }

@@ -23,8 +23,7 @@ struct CudaStep {
 };
 
 // --gpu-weights: what becomes of weights that a file has in 4 or 8 bits. Kept, they take about as much memory, and
-// steps of few tokens are faster, since they read less; prompts are slower, since weights are unpacked for each. Those
-// of experts are dequantised.
+// steps of few tokens are faster, since they read less; prompts are slower, since weights are unpacked for each.
 enum class GpuWeights {
   kAuto,  // kept where they would take more than half of the free memory in 16 bits
   kKeep,
@@ -45,8 +44,9 @@ class CudaModel final : public DenseBackendFactory {
   static absl::Status Supports(const model::ModelConfig& config, DType type);
   // Bytes of all weights there, in 16 bits.
   static uint64_t WeightBytes(const model::ModelConfig& config);
-  // The same where those in 4 and 8 bits are kept. kNotFound as Checkpoint::Find.
-  static absl::StatusOr<uint64_t> KeptWeightBytes(const model::Checkpoint& checkpoint);
+  // The same where those in 4 and 8 bits are kept, and of what they are unpacked to. `random` as in Load. kNotFound as
+  // Checkpoint::Find.
+  static absl::StatusOr<uint64_t> KeptWeightBytes(const model::Checkpoint& checkpoint, bool random = false);
   // What kAuto becomes with so much memory free.
   static absl::StatusOr<bool> Keeps(GpuWeights how, const model::Checkpoint& checkpoint, uint64_t free_bytes);
 
@@ -72,6 +72,7 @@ class CudaModel final : public DenseBackendFactory {
   const kernels::cuda::CudaWeights& head() const { return head_.rows() > 0 ? head_ : embedding_; }
   const float* final_norm() const { return reinterpret_cast<const float*>(final_norm_->data()); }
   size_t weight_bytes() const { return weight_bytes_; }
+  size_t expert_scratch_bytes() const { return expert_scratch_bytes_; }  // for ExpertProduct; 0: no experts are kept
 
  private:
   CudaModel(kernels::cuda::CudaDevice& device, const model::LoadedModel& model, kernels::cuda::WireType type)
@@ -84,7 +85,7 @@ class CudaModel final : public DenseBackendFactory {
   std::vector<CudaStep> steps_;
   kernels::cuda::CudaWeights embedding_, head_;  // head_ is empty if it is the embedding
   std::unique_ptr<kernels::Buffer> final_norm_;
-  size_t weight_bytes_ = 0;
+  size_t weight_bytes_ = 0, expert_scratch_bytes_ = 0;
   bool keeps_ = false;
 };
 

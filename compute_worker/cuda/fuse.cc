@@ -69,7 +69,7 @@ bool GateExperts(LaunchList& list, size_t at, const FuseFor&) {
                           activation->times == product->chosen && product->y_is_f32 == 0;
   const bool is_known =
       activation->kind == kernels::cuda::MlpKind::kSilu || activation->kind == kernels::cuda::MlpKind::kGeluTanh;
-  if (!is_gate_up || !is_known || product->may_group == 0) return false;
+  if (!is_gate_up || !is_known || (product->may_group == 0 && product->kept == 0)) return false;
   list[at].record = GatedExpertsRecord{*product, *activation, {}};
   Erase(list, at + 1);
   return true;
@@ -91,7 +91,8 @@ bool NormInRoute(LaunchList& list, size_t at, const FuseFor&) {
   return true;
 }
 
-// Places of pairs, gated experts, their second products and the sum: few rows do without places.
+// Places of pairs, gated experts, their second products and the sum: few rows do without places, unless weights are in
+// few bits.
 bool PairExperts(LaunchList& list, size_t at, const FuseFor&) {
   auto* const place = RecordAt<PlaceExpertsRecord>(list, at);
   auto* const gated = RecordAt<GatedExpertsRecord>(list, at + 1);
@@ -103,9 +104,10 @@ bool PairExperts(LaunchList& list, size_t at, const FuseFor&) {
                          product->member.tensor == Tensor::kNone && product->y_is_f32 != 0;
   const bool is_sum = sum->y == product->y && sum->slot == place->slot && sum->size == product->n;
   if (!is_gated || !is_second || !is_sum) return false;
-  place->may_pair = 1;
-  gated->expert = place->expert;
-  list[at + 2].record = SummedExpertsRecord{*product, *sum, place->expert};
+  const Place expert = place->kept == 0 ? place->expert : Place{};
+  place->may_pair = place->kept == 0 ? 1 : 0;
+  gated->expert = expert;
+  list[at + 2].record = SummedExpertsRecord{*product, *sum, expert};
   Erase(list, at + 3);
   return true;
 }

@@ -252,12 +252,13 @@ struct PlaceExpertsRecord {
   int32_t experts = 0, chosen = 0;
   int32_t may_group = 0;  // kGroupedTileRows fit the products (expert_ops.h)
   int32_t may_pair = 0;   // those of few rows are by pair
+  int64_t kept = 0;       // weights of one of them are in 4 or 8 bits
 };
 struct ExpertProductRecord {
   Place x, member, y, tiles;
   WeightName w;  // with its bias
   int64_t n = 0, k = 0;
-  int64_t may_group = 0;
+  int32_t may_group = 0, kept = 0;  // as the places have them
   int32_t experts = 0, chosen = 0;
   WireType type = WireType::kBF16;
   int32_t y_is_f32 = 0;
@@ -279,7 +280,7 @@ struct GatedExpertsRecord {
 struct SummedExpertsRecord {
   ExpertProductRecord product;
   ExpertSumRecord sum;
-  Place expert;
+  Place expert;  // as the first ones have it
 };
 struct GatedAddRecord {
   Place h, y, x;

@@ -22,8 +22,9 @@ int64_t PaddedRows(int64_t rows) {
   return (rows + kProductRowStep - 1) / kProductRowStep * kProductRowStep;
 }
 
-int ExpertTileRows(int64_t pairs, int64_t experts, bool groups) {
+int ExpertTileRows(int64_t pairs, int64_t experts, bool groups, bool kept) {
   constexpr int64_t kGroupsFrom = 32, kManyFrom = 32, kMoreFrom = 14;  // rows of an expert, where all have as many
+  if (kept && pairs / experts < kernels::cuda::ExpertProduct::kMostCodeRows) return kernels::cuda::kFewTileRows;
   if (groups && pairs / experts >= kGroupsFrom) return kernels::cuda::kGroupedTileRows;
   if (pairs / experts >= kManyFrom) return kernels::cuda::kManyTileRows;
   return pairs / experts >= kMoreFrom ? kernels::cuda::kMoreTileRows : kernels::cuda::kFewTileRows;

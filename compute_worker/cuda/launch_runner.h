@@ -6,6 +6,7 @@
 #include "compute_worker/cuda/cuda_batch.h"
 #include "compute_worker/cuda/cuda_model.h"
 #include "compute_worker/cuda/launch_list.h"
+#include "kernels/cuda/experts/expert_product.h"
 #include "kernels/cuda/products/cuda_product.h"
 
 namespace dovetail::compute {
@@ -15,19 +16,20 @@ inline constexpr int64_t kProductRowStep = 8;
 int64_t PaddedRows(int64_t rows);
 
 // How many rows of one expert a tile has, where experts share so many pairs (row, choice). `groups`: it may have
-// kGroupedTileRows.
-int ExpertTileRows(int64_t pairs, int64_t experts, bool groups);
+// kGroupedTileRows. `kept`: weights are in 4 or 8 bits.
+int ExpertTileRows(int64_t pairs, int64_t experts, bool groups, bool kept);
 
 // Enqueues launches that are records: names become addresses of the batch's memory and of the model's weights, rows are
 // the batch's. One function a record, and none decides anything but what depends on the rows.
-// Ownership: `model` and `product` outlive it.
+// Ownership: `model` and the products outlive it.
 // Errors: those of the kernels and of the way across the seam.
 // Threads: reactor-owned, as CudaDense.
 class LaunchRunner {
  public:
   // `groups`: the device multiplies tiles of kGroupedTileRows (GroupsProducts).
-  LaunchRunner(const CudaModel& model, kernels::cuda::CudaProduct& product, bool groups)
-      : model_(model), product_(product), groups_(groups) {}
+  LaunchRunner(const CudaModel& model, kernels::cuda::CudaProduct& product, kernels::cuda::ExpertProduct& experts,
+               bool groups)
+      : model_(model), product_(product), experts_(experts), groups_(groups) {}
 
   // In the batch's stream. `parts` and `arriving` as CudaCrossing::Arrive takes them.
   absl::Status Run(std::span<const Launch> launches, const std::vector<WorkerPart>& parts, const void* arriving,
@@ -66,9 +68,12 @@ class LaunchRunner {
   static bool ByPair(const ExpertProductRecord& record, const Place& expert, const CudaBatch& batch);
   absl::Status StartPairs(const GatedExpertsRecord& record, CudaBatch& batch) const;
   kernels::cuda::ExpertGemmLaunch LaunchOf(const ExpertProductRecord& record, CudaBatch& batch) const;
+  absl::Status Multiply(const ExpertProductRecord& record, const kernels::cuda::ExpertGemmLaunch& product,
+                        CudaBatch& batch) const;
 
   const CudaModel& model_;
   kernels::cuda::CudaProduct& product_;
+  kernels::cuda::ExpertProduct& experts_;
   const bool groups_;
 };
 

@@ -126,7 +126,7 @@ absl::Status LaunchRunner::Start(const PlaceExpertsRecord& record, CudaBatch& ba
   place.pairs = static_cast<int32_t>(batch.rows * record.chosen);
   place.chosen = record.chosen;
   place.experts = record.experts;
-  place.tile_rows = ExpertTileRows(place.pairs, place.experts, groups_ && record.may_group != 0);
+  place.tile_rows = ExpertTileRows(place.pairs, place.experts, groups_ && record.may_group != 0, record.kept != 0);
   place.most_tiles = kernels::cuda::MostExpertTiles(place.pairs, place.experts, place.tile_rows);
   return kernels::cuda::PlaceExperts(batch.stream(), place);
 }
@@ -137,13 +137,12 @@ kernels::cuda::ExpertGemmLaunch LaunchRunner::LaunchOf(const ExpertProductRecord
   kernels::cuda::ExpertGemmLaunch product;
   product.x = batch.At(record.x);
   product.member = Of<int32_t>(record.member, batch);
-  product.w = WeightsOf(step, record.w.weight)->data();
   product.bias = static_cast<const float*>(BiasOf(step, record.w.weight));
   product.y = batch.MutableAt(record.y);
   product.type = record.type;
   product.y_is_f32 = record.y_is_f32;
   product.tiles = Of<kernels::cuda::ExpertTile>(record.tiles, batch);
-  product.tile_rows = ExpertTileRows(pairs, record.experts, groups_ && record.may_group != 0);
+  product.tile_rows = ExpertTileRows(pairs, record.experts, groups_ && record.may_group != 0, record.kept != 0);
   product.most_tiles = kernels::cuda::MostExpertTiles(pairs, record.experts, product.tile_rows);
   product.n = static_cast<int32_t>(record.n);
   product.k = static_cast<int32_t>(record.k);
@@ -151,8 +150,13 @@ kernels::cuda::ExpertGemmLaunch LaunchRunner::LaunchOf(const ExpertProductRecord
   return product;
 }
 
+absl::Status LaunchRunner::Multiply(const ExpertProductRecord& record, const kernels::cuda::ExpertGemmLaunch& product,
+                                    CudaBatch& batch) const {
+  return experts_.Run(batch.stream(), *WeightsOf(StepOf(record.w), record.w.weight), product, batch.rows);
+}
+
 absl::Status LaunchRunner::Start(const ExpertProductRecord& record, CudaBatch& batch) const {
-  return kernels::cuda::MultiplyExperts(batch.stream(), LaunchOf(record, batch));
+  return Multiply(record, LaunchOf(record, batch), batch);
 }
 
 bool LaunchRunner::ByPair(const ExpertProductRecord& record, const Place& expert, const CudaBatch& batch) {
@@ -182,9 +186,9 @@ absl::Status LaunchRunner::Start(const GatedExpertsRecord& record, CudaBatch& ba
   if (product.tile_rows != kernels::cuda::kGroupedTileRows || product.bias == nullptr) {
     product.y = batch.MutableAt(record.activation.out);
     product.activation = ActivationOf(record.activation.kind);
-    return kernels::cuda::MultiplyExperts(batch.stream(), product);
+    return Multiply(record.product, product, batch);
   }
-  DT_RETURN_IF_ERROR(kernels::cuda::MultiplyExperts(batch.stream(), product));
+  DT_RETURN_IF_ERROR(Start(record.product, batch));
   return Start(record.activation, batch);
 }
 
@@ -192,7 +196,7 @@ absl::Status LaunchRunner::Start(const SummedExpertsRecord& record, CudaBatch& b
   if (!ByPair(record.product, record.expert, batch)) {
     kernels::cuda::ExpertGemmLaunch product = LaunchOf(record.product, batch);
     product.follows_product = 1;
-    DT_RETURN_IF_ERROR(kernels::cuda::MultiplyExperts(batch.stream(), product));
+    DT_RETURN_IF_ERROR(Multiply(record.product, product, batch));
     return Start(record.sum, batch);
   }
   const CudaStep& step = StepOf(record.product.w);

@@ -71,16 +71,21 @@ void Lowering::AddRoute(const model::ExpertMlp& step) {
                           .tiles = At(Tensor::kTiles),
                           .experts = experts,
                           .chosen = step.chosen,
-                          .may_group = static_cast<int32_t>(MayGroup(experts))});
+                          .may_group = MayGroup(experts),
+                          .kept = KeepsExperts()});
 }
 
 // Both products of a step have the same tiles.
-int64_t Lowering::MayGroup(int64_t experts) const {
+int32_t Lowering::MayGroup(int64_t experts) const {
   for (const Weight weight : {Weight::kExpertGateUp, Weight::kExpertDown}) {
     const WeightShape shape = ShapeOf(weight);
     if (!kernels::cuda::FitsGroupedTiles(shape.rows / experts, shape.cols)) return 0;
   }
   return 1;
+}
+
+int32_t Lowering::KeepsExperts() const {
+  return ShapeOf(Weight::kExpertGateUp).kept || ShapeOf(Weight::kExpertDown).kept ? 1 : 0;
 }
 
 // kPairOut by slot.
@@ -95,6 +100,7 @@ void Lowering::AddPairs(const model::ExpertMlp& step, Tensor in, int64_t width) 
                            .n = ShapeOf(Weight::kExpertGateUp).rows / experts,
                            .k = width,
                            .may_group = MayGroup(experts),
+                           .kept = KeepsExperts(),
                            .experts = experts,
                            .chosen = step.chosen,
                            .type = input_.type});
@@ -106,6 +112,7 @@ void Lowering::AddPairs(const model::ExpertMlp& step, Tensor in, int64_t width) 
                            .n = down.rows / experts,
                            .k = down.cols,
                            .may_group = MayGroup(experts),
+                           .kept = KeepsExperts(),
                            .experts = experts,
                            .chosen = step.chosen,
                            .type = input_.type,

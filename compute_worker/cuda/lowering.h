@@ -56,7 +56,8 @@ class Lowering {
   // lower_experts.cc
   void AddRoute(const model::ExpertMlp& step);
   void AddPairs(const model::ExpertMlp& step, Tensor in, int64_t width);
-  int64_t MayGroup(int64_t experts) const;
+  int32_t MayGroup(int64_t experts) const;
+  int32_t KeepsExperts() const;
   void AddShared(const model::ExpertMlp& step);
 
   template <typename Record>

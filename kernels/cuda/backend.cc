@@ -91,6 +91,7 @@ constexpr Backend kBackend = {
     .grouped_product = LaunchGroupedProduct,
     .pair_gate = LaunchPairGate,
     .pair_sum = LaunchPairSum,
+    .expert_codes = LaunchExpertCodes,
     .expert_sum = LaunchExpertSum,
     .quant_gemm = LaunchQuantGemm,
     .quant_unpack = LaunchQuantUnpack,

@@ -154,6 +154,7 @@ struct Backend {
   int (*grouped_product)(const ExpertGemmLaunch* launch, void* stream);
   int (*pair_gate)(const PairGateLaunch* launch, void* stream);
   int (*pair_sum)(const PairSumLaunch* launch, void* stream);
+  int (*expert_codes)(const ExpertCodesLaunch* launch, void* stream);  // cudaError_t or kQuantTooWide
   int (*expert_sum)(const ExpertSumLaunch* launch, void* stream);
   int (*quant_gemm)(const QuantGemmLaunch* launch, void* stream);  // cudaError_t or kQuantTooWide
   int (*quant_unpack)(const QuantUnpackLaunch* launch, void* stream);

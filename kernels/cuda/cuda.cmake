@@ -4,7 +4,7 @@ set(KERNELS_CUDA_SRCS
     cuda/attention/attention_plan.cc cuda/attention/cuda_attention.cc cuda/attention/merge_partials.cc
     cuda/attention/prefill_plan.cc
     cuda/exchange/cuda_exchange.cc
-    cuda/experts/expert_ops.cc
+    cuda/experts/expert_ops.cc cuda/experts/expert_product.cc
     cuda/products/cuda_gemm.cc cuda/products/cuda_product.cc cuda/products/cuda_weights.cc cuda/products/quant_ops.cc
     cuda/products/quant_pack.cc
     cuda/rows/row_ops.cc
@@ -19,6 +19,7 @@ if(DOVETAIL_HAS_CUDA)
       cuda/attention/attention_bf16.cu cuda/attention/attention_e4m3.cu cuda/attention/attention_f16.cu
       cuda/attention/merge.cu cuda/attention/pack_heads.cu cuda/attention/prefill.cu cuda/attention/prefill_join.cu
       cuda/exchange/copy_runs.cu cuda/exchange/exchange.cu cuda/exchange/exchange_joins.cu
+      cuda/experts/expert_codes_bf16.cu cuda/experts/expert_codes_f16.cu
       cuda/experts/expert_ops.cu cuda/experts/gated_add.cu cuda/experts/grouped_product.cu
       cuda/experts/pair_products.cu cuda/experts/route.cu cuda/experts/route_cluster.cu
       cuda/products/gated_product.cu cuda/products/quant_gemm_bf16.cu cuda/products/quant_gemm_f16.cu

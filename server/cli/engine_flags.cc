@@ -442,8 +442,9 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags&
                                                               const model::Checkpoint& checkpoint) {
   engine::DeviceRequest request{flags.device, flags.threads, flags.dtype == "float32", KvDtypeOf(flags)};
   request.weight_bytes = compute::CudaModel::WeightBytes(checkpoint.config());
-  if (flags.gpu_weights != "dequantise") {
-    DT_ASSIGN_OR_RETURN(const uint64_t kept, compute::CudaModel::KeptWeightBytes(checkpoint));
+  const bool dummy = flags.load_format == "dummy";  // kept where that is asked for only
+  if (dummy ? flags.gpu_weights == "keep" : flags.gpu_weights != "dequantise") {
+    DT_ASSIGN_OR_RETURN(const uint64_t kept, compute::CudaModel::KeptWeightBytes(checkpoint, dummy));
     request.weight_bytes = std::min(request.weight_bytes, kept);
   }
   return engine::ChooseDevice(request, checkpoint.config());

@@ -105,10 +105,21 @@ class Up {
       const int workers = flags_.engine.attention_workers;
       kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, 0, storage) / workers;
       most_kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, UINT64_MAX, storage) / workers;
-      weight_bytes_ = compute::CudaModel::WeightBytes(checkpoint->config()) + kBesideWeights;
+      DT_RETURN_IF_ERROR(SizeWeights(*checkpoint));
     }
     if (kv_bytes_ > 0) return absl::OkStatus();
     return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
+  }
+
+  // As kept by --gpu-weights keep; auto may dequantise them.
+  absl::Status SizeWeights(const model::Checkpoint& checkpoint) {
+    weight_bytes_ = compute::CudaModel::WeightBytes(checkpoint.config());
+    if (flags_.engine.gpu_weights == "keep") {
+      const bool dummy = flags_.engine.load_format == "dummy";
+      DT_ASSIGN_OR_RETURN(weight_bytes_, compute::CudaModel::KeptWeightBytes(checkpoint, dummy));
+    }
+    weight_bytes_ += kBesideWeights;
+    return absl::OkStatus();
   }
 
   // A GPU's own memory bounds what lies there: the worker finds out, and leaves room for the weights that are loaded

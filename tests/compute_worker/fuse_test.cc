@@ -185,6 +185,8 @@ TEST(GateExpertsRule, LeavesOtherActivationsAlone) {
   ExpertProductRecord product = ExpertGateUp();
   product.may_group = 0;
   ExpectStays(GateExperts(), product, ExpertActivation(), "tiles never have so many rows");
+  product.kept = 1;
+  EXPECT_EQ(After(GateExperts(), {{0, product}, {0, ExpertActivation()}}).size(), 1u) << "few rows read codes";
   product = ExpertGateUp();
   product.n = kIntermediate;
   ExpectStays(GateExperts(), product, ExpertActivation(), "there is no gate");
@@ -272,6 +274,15 @@ TEST(PairExpertsRule, LetsFewRowsDoWithoutPlaces) {
                             {0, GatedExpertsRecord{ExpertGateUp(), ExpertActivation(), places.expert}},
                             {0, SummedExpertsRecord{ExpertDown(), ExpertSum(), places.expert}},
                             {0, NextNorm()}};
+  EXPECT_EQ(WordsOf(After(PairExperts(), before)), WordsOf(after));
+}
+
+TEST(PairExpertsRule, LeavesPlacesToExpertsInFewBits) {
+  PlaceExpertsRecord places = Places();
+  places.kept = 1;
+  const GatedExpertsRecord gated{ExpertGateUp(), ExpertActivation(), {}};
+  const LaunchList before = {{0, places}, {0, gated}, {0, ExpertDown()}, {0, ExpertSum()}};
+  const LaunchList after = {{0, places}, {0, gated}, {0, SummedExpertsRecord{ExpertDown(), ExpertSum(), {}}}};
   EXPECT_EQ(WordsOf(After(PairExperts(), before)), WordsOf(after));
 }
 

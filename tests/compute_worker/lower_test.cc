@@ -172,6 +172,16 @@ TEST(Lowering, RoutesBeforeTheNormAndSumsExperts) {
                                           "expert sum", "product", "activation", "product", "combine"));
 }
 
+TEST(Lowering, TellsPlacesAndBothProductsThatExpertsAreKept) {
+  SmallModel small = ExpertLayer(false, false);
+  small.shapes[{0, Weight::kExpertDown}].kept = true;
+  const auto list = small.Lowered();
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_EQ(The<PlaceExpertsRecord>(*list).kept, 1);
+  EXPECT_EQ(The<ExpertProductRecord>(*list).kept, 1) << "tiles are those of the other product";
+  EXPECT_EQ(The<ExpertProductRecord>(*list, 1).kept, 1);
+}
+
 TEST(Lowering, GatesTheSharedExpertAndTakesALatentThere) {
   const auto list = ExpertLayer(true, true).Lowered();
   ASSERT_TRUE(list.ok()) << list.status();

@@ -70,7 +70,8 @@ void MultiplySlot(const ExpertGemmLaunch& p, int expert, int slot, std::vector<f
   for (int i = 0; i < p.n; ++i) {
     double sum = p.bias != nullptr ? p.bias[int64_t{expert} * p.n + i] : 0;
     for (int j = 0; j < p.k; ++j)
-      sum += double{Load(type, p.x, row * p.k + j)} * Load(type, p.w, (int64_t{expert} * p.n + i) * p.k + j);
+      sum += double{Load(type, p.x, row * p.k + j)} *
+             Load(type, p.w, (int64_t{expert - p.first_expert} * p.n + i) * p.k + j);
     sums[i] = static_cast<float>(sum);
   }
 }
@@ -81,6 +82,7 @@ void MultiplyGroups(const ExpertGemmLaunch& p) {
   std::vector<float> sums;
   for (int t = 0; t < p.most_tiles; ++t) {
     const ExpertTile& tile = p.tiles[t];
+    if (!p.Takes(tile)) continue;
     for (int slot = tile.first; slot < tile.first + tile.rows; ++slot) {
       MultiplySlot(p, tile.expert, slot, sums);
       const bool gated = p.activation != ExpertActivation::kNone;

@@ -1,5 +1,6 @@
 #include "tests/golden/converted_gguf.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -7,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "kernels/quant_format.h"
 #include "model/formats/dequantize.h"
 #include "model/formats/safetensors.h"
 #include "nlohmann/json.hpp"
@@ -147,8 +149,12 @@ constexpr std::pair<const char*, const char*> kLayerNames[] = {
 
 class Converter {
  public:
-  Converter(const std::filesystem::path& folder, const std::string& arch, LatentKeys keys)
-      : arch_(arch), config_(json::parse(ReadFile(folder / "config.json"))), keys_(keys), tensors_(ReadFolder(folder)) {
+  Converter(const std::filesystem::path& folder, const std::string& arch, LatentKeys keys, model::GgmlType experts)
+      : arch_(arch),
+        config_(json::parse(ReadFile(folder / "config.json"))),
+        keys_(keys),
+        experts_(experts),
+        tensors_(ReadFolder(folder)) {
     if (keys != LatentKeys::kAsTheyAre) WidenLatentKeys();
   }
 
@@ -458,6 +464,43 @@ class Converter {
     return bytes;
   }
 
+  static std::string InQ4(const std::vector<float>& values) {
+    std::string bytes;
+    for (size_t first = 0; first < values.size(); first += 32) {
+      float most = 0;  // the value of the largest magnitude becomes code 0, which is -8
+      for (size_t i = 0; i < 32; ++i)
+        if (std::abs(values[first + i]) > std::abs(most)) most = values[first + i];
+      const dovetail::F16 scale = dovetail::ToF16(most / -8);
+      const float of_one = dovetail::ToFloat(scale);
+      const auto code = [&](size_t i) {
+        return std::clamp(of_one != 0 ? std::lround(values[first + i] / of_one) + 8 : 8, 0L, 15L);
+      };
+      bytes.append(reinterpret_cast<const char*>(&scale.bits), sizeof(scale.bits));
+      for (size_t i = 0; i < 16; ++i) bytes.push_back(static_cast<char>(code(i) | code(i + 16) << 4));
+    }
+    return bytes;
+  }
+
+  static std::string InMxfp4(const std::vector<float>& values) {
+    constexpr int kBias = 128;  // of the exponent, for values that are doubled
+    std::string bytes;
+    for (size_t first = 0; first < values.size(); first += 32) {
+      float most = 1e-6f;
+      for (size_t i = 0; i < 32; ++i) most = std::max(most, std::abs(values[first + i]));
+      const int exponent = static_cast<int>(std::ceil(std::log2(most / 12)));  // the largest value is 6
+      const auto code = [&](size_t i) {
+        const float wanted = std::ldexp(values[first + i], -exponent);
+        int best = 0;
+        for (int c = 1; c < 16; ++c)
+          if (std::abs(kernels::kFp4Doubled[c] - wanted) < std::abs(kernels::kFp4Doubled[best] - wanted)) best = c;
+        return best;
+      };
+      bytes.push_back(static_cast<char>(exponent + kBias));
+      for (size_t i = 0; i < 16; ++i) bytes.push_back(static_cast<char>(code(i) | code(i + 16) << 4));
+    }
+    return bytes;
+  }
+
   // Twice the channels that keys have from the latent; new ones are the old ones in another order, halved.
   void WidenLatentKeys() {
     const int64_t own = Int("qk_nope_head_dim"), heads = Int("num_attention_heads");
@@ -500,12 +543,17 @@ class Converter {
     for (size_t x = 1; x < experts.size(); ++x) all.Append(experts.at(static_cast<int>(x)));
     all.shape.insert(all.shape.begin(), static_cast<int64_t>(experts.size()));
     all.shape[1] /= all.shape[0];
-    Put(name, all);
+    if (experts_ == model::GgmlType::kF32 || all.shape.back() % 32 != 0) return Put(name, all);
+    const std::string bytes = experts_ == model::GgmlType::kQ8_0   ? InQ8(all.values)
+                              : experts_ == model::GgmlType::kQ4_0 ? InQ4(all.values)
+                                                                   : InMxfp4(all.values);
+    file_.Tensor(name, std::vector<uint64_t>(all.shape.rbegin(), all.shape.rend()), experts_, bytes);
   }
 
   const std::string arch_;
   json config_;
   const LatentKeys keys_;
+  const model::GgmlType experts_;
   std::map<std::string, Tensor> tensors_;
   std::map<std::string, std::map<int, Tensor>> stacks_;
   std::string layer_;
@@ -514,8 +562,9 @@ class Converter {
 
 }  // namespace
 
-std::string ConvertedGguf(const std::filesystem::path& folder, const std::string& arch, LatentKeys keys) {
-  return Converter(folder, arch, keys).Convert();
+std::string ConvertedGguf(const std::filesystem::path& folder, const std::string& arch, LatentKeys keys,
+                          model::GgmlType experts) {
+  return Converter(folder, arch, keys, experts).Convert();
 }
 
 }  // namespace dovetail::test

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <set>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "compute_worker/prompt_scratch_size.h"
 #include "model/checkpoint.h"
 #include "tests/cluster/test_engine.h"
+#include "tests/golden/converted_gguf.h"
 #include "tests/golden/golden.h"
 #include "tests/golden/smollm2.h"
 #include "tests/support/test_data.h"
@@ -314,6 +316,66 @@ TEST(CudaSmolLm2, KAndVInEightBitsStayWithinTheirBudget) {
                 certain, apart, worst);
     EXPECT_LE(worst, kSmolLm2InEightBits);
     EXPECT_GE(certain, 60) << "of " << positions;
+  }
+}
+
+// Experts of a file in few bits, kept so: their logits of a prompt whose rows read codes, and of one for which
+// mixtral's are unpacked, against the CPU with the same weights in f32.
+struct KeptExpertsCase {
+  const char* name;
+  const char* golden;
+  const char* arch;
+  model::GgmlType type;
+  DType wire;
+  double logits;
+};
+
+std::vector<TokenId> AnyTokens(int count, int64_t vocab) {
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < count; ++i) tokens.push_back(static_cast<TokenId>((i * 37 + i * i % 11 + 5) % vocab));
+  return tokens;
+}
+
+Matrix CpuLogits(const fs::path& path, const std::vector<TokenId>& tokens, size_t first) {
+  const auto cpu = TestModel::Load(path, model::WeightFormat::kF32, {.threads = 0});
+  EXPECT_TRUE(cpu.ok()) << cpu.status();
+  const auto cluster = StartCluster(**cpu, ClusterOptionsFor(**cpu, DType::kF32));
+  EXPECT_TRUE(cluster.ok()) << cluster.status();
+  requests::GenerationRequest request = GreedyRequest(tokens, 1);
+  request.logits_last = static_cast<int>(tokens.size() - first);
+  Matrix logits{request.logits_last, (*cpu)->config().vocab_size, {}};
+  const auto done = Generate(**cluster, std::move(request));
+  EXPECT_TRUE(done.ok()) << done.status();
+  if (done.ok()) logits.values = (*done)->prompt_logits();
+  return logits;
+}
+
+TEST(CudaExperts, InTheirCodesGiveTheLogitsOfTheCpu) {
+  SKIP_WITHOUT_GPU();
+  using model::GgmlType;
+  for (const KeptExpertsCase& c :
+       {KeptExpertsCase{"mixtral in Q8_0", "mixtral", "llama", GgmlType::kQ8_0, DType::kF16, 2.5e-3},
+        {"mixtral in Q4_0", "mixtral", "llama", GgmlType::kQ4_0, DType::kF16, 2.5e-3},
+        {"qwen3_moe in Q4_0, its downs in f32", "qwen3_moe", "qwen3moe", GgmlType::kQ4_0, DType::kF16, 1.4e-3},
+        {"mixtral in MXFP4", "mixtral", "llama", GgmlType::kMXFP4, DType::kF16, 2.5e-3},
+        {"minimax_m2 in Q8_0", "minimax_m2", "minimax-m2", GgmlType::kQ8_0, DType::kF16, 1.1e-3}}) {
+    SCOPED_TRACE(c.name);
+    const fs::path folder = GoldenFolder("moe", c.golden);
+    if (folder.empty()) GTEST_SKIP() << "missing test data: goldens/moe";
+    const fs::path path = TempFolder() / "model.gguf";
+    std::ofstream(path, std::ios::binary) << ConvertedGguf(folder, c.arch, LatentKeys::kAsTheyAre, c.type);
+    auto run = Serve(path, Seam::kAhead, c.wire, 192, attention::KvStorage::kAsSent, compute::GpuWeights::kKeep);
+    ASSERT_TRUE(run.ok()) << run.status();
+    EXPECT_TRUE(run->on_gpu->keeps());
+    EXPECT_GT(run->on_gpu->expert_scratch_bytes(), 0u);
+    for (const int count : {9, 180}) {
+      const std::vector<TokenId> tokens = AnyTokens(count, run->model->config().vocab_size);
+      const Matrix got = run->LogitsFrom(tokens, 0), want = CpuLogits(path, tokens, 0);
+      ASSERT_EQ(got.values.size(), want.values.size());
+      const double error = RelativeRms(got.values, want.values);
+      std::printf("measured %s, %d tokens: %.3g\n", c.name, count, error);
+      EXPECT_LE(error, c.logits);
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/cuda/products/quant_args.h"
 #include "kernels/cuda/wire_type.h"
 
 namespace dovetail::kernels::cuda {
@@ -60,11 +61,27 @@ struct ExpertGemmLaunch {
   const ExpertTile* tiles = nullptr;
   int32_t most_tiles = 0, tile_rows = 0;
   int32_t n = 0, k = 0;  // k: a multiple of 8; in tiles of kGroupedTileRows both, with an activation n of 16
-  int32_t experts = 0;   // read in tiles of kGroupedTileRows only
+  // How many's weights lie at w, from `first_expert` on; tiles of other experts are passed over. 0: all; not in tiles
+  // of kGroupedTileRows.
+  int32_t experts = 0, first_expert = 0;
   ExpertActivation activation = ExpertActivation::kNone;  // not with y in f32, nor, in those tiles, with a bias
   // The launch before this one in the stream is a product of the same tiles: they are read before it has ended. In
   // tiles of kGroupedTileRows without effect.
   int32_t follows_product = 0;
+  int32_t w_is_new = 0;  // a kernel that may still run writes w: it is not read before that has ended
+
+  constexpr bool Takes(const ExpertTile& tile) const {
+    return tile.rows > 0 &&
+           (experts == 0 || static_cast<uint32_t>(tile.expert - first_expert) < static_cast<uint32_t>(experts));
+  }
+};
+
+// The same of few rows, in tiles of kFewTileRows, with weights in 4 or 8 bits: those of the experts that tiles name are
+// read, once for each tile. `w`, `w_is_new`, `experts` and `first_expert` are not read.
+struct ExpertCodesLaunch {
+  ExpertGemmLaunch product;
+  QuantMatrix codes;       // [experts * n][k]; n a multiple of 16; halves_of: 0, or n, which an activation needs
+  int32_t most_rows = 16;  // that any tile has
 };
 
 // out[row] += scale sum over s of weight[row][s] y[slot[row][s]], s ascending.

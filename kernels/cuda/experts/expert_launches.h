@@ -1,6 +1,7 @@
 #pragma once
 #include "kernels/cuda/attention/attention_args.h"
 #include "kernels/cuda/experts/expert_args.h"
+#include "kernels/cuda/products/quant_launches.h"
 
 namespace dovetail::kernels::cuda {
 
@@ -21,6 +22,10 @@ int LaunchGroupedProduct(const ExpertGemmLaunch* launch, void* stream);
 // that lets no successor begin.
 int LaunchPairGate(const PairGateLaunch* launch, void* stream);
 int LaunchPairSum(const PairSumLaunch* launch, void* stream);
+// Weights in 4 or 8 bits. kQuantTooWide: k is too large for shared memory.
+int LaunchExpertCodes(const ExpertCodesLaunch* launch, void* stream);
+int LaunchExpertCodesBF16(const ExpertCodesLaunch& launch, const QuantDevice& device, void* stream);
+int LaunchExpertCodesF16(const ExpertCodesLaunch& launch, const QuantDevice& device, void* stream);
 int LaunchExpertSum(const ExpertSumLaunch* launch, void* stream);
 int LaunchGatedAdd(const GatedAddLaunch* launch, void* stream);
 

@@ -104,6 +104,37 @@ absl::Status SumPairs(CudaStream& stream, const PairSumLaunch& args) {
   return Enqueue(stream, stream.device().library()->pair_sum, args, "sum of pairs");
 }
 
+bool FitsExpertCodes(int64_t n, int64_t k) {
+  constexpr int64_t kMostColumns = 8192;  // of eight rows, with sums of groups: 160 KB
+  return n % kQuantTileRows == 0 && n >= kQuantTileRows && k % 8 == 0 && k >= 8 && k <= kMostColumns;
+}
+
+absl::Status MultiplyExpertCodes(CudaStream& stream, const ExpertCodesLaunch& args) {
+  const ExpertGemmLaunch& product = args.product;
+  DT_RETURN_IF_ERROR(CheckRows("experts in codes", product.most_tiles, {product.n, product.k}));
+  const bool gated = product.activation != ExpertActivation::kNone;
+  if (!FitsExpertCodes(product.n, product.k) || product.tile_rows != kFewTileRows || args.most_rows < 1 ||
+      args.most_rows > kFewTileRows || args.codes.cols != product.k || args.codes.rows % product.n != 0 ||
+      product.type == WireType::kF32)
+    return InvalidArgument("experts in codes on a GPU: ", product.n, " x ", product.k, " of ", args.codes.rows, " x ",
+                           args.codes.cols, " in tiles of ", product.tile_rows, ", ", args.most_rows,
+                           " rows at the most; multiples of 16 x 8, up to 8192 columns, tiles of ", kFewTileRows,
+                           " rows and 16-bit types are supported");
+  if ((args.codes.halves_of != 0 && args.codes.halves_of != product.n) ||
+      (gated && (args.codes.halves_of == 0 || product.y_is_f32 != 0)))
+    return InvalidArgument("experts in codes on a GPU: an activation needs tiles of both halves and y in 16 bits");
+  if (product.most_tiles == 0) return absl::OkStatus();
+  const bool scaled = TraitsOf(args.codes.kind).values > 0;
+  if (!AllThere({product.x, product.y, product.tiles, args.codes.codes, args.codes.factor}) ||
+      (scaled && args.codes.scales == nullptr))
+    return NullPointer("experts in codes");
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  const int error = stream.device().library()->expert_codes(&args, stream.handle());
+  if (error == kQuantTooWide)
+    return Unimplemented("experts in codes on a GPU: rows of ", product.k, " elements do not fit into shared memory");
+  return stream.device().library().Check(error, stream.device().name() + ": experts in codes");
+}
+
 absl::Status SumExperts(CudaStream& stream, const ExpertSumLaunch& args) {
   DT_RETURN_IF_ERROR(CheckRows("sum of experts", args.rows, {args.chosen, args.size}));
   if (args.rows == 0) return absl::OkStatus();

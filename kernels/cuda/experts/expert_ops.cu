@@ -154,7 +154,8 @@ class ExpertGemm {
 
   __device__ __forceinline__ void LoadWeights(int step, int stage) {
     const uint32_t to = shared_ + (stage * kStage + kRows * kStep) * 2;
-    const auto* const w = static_cast<const uint16_t*>(p.w) + static_cast<int64_t>(tile.expert) * p.n * p.k;
+    const auto* const w =
+        static_cast<const uint16_t*>(p.w) + static_cast<int64_t>(tile.expert - p.first_expert) * p.n * p.k;
     for (int i = threadIdx.x; i < kTileN * kRuns; i += kGemmThreads) {
       const int row = i / kRuns, k = step * kTileK + i % kRuns * 8;
       const int column = first_n + (kGated ? row / 16 * 8 + row % 8 : row), size = kGated ? p.n / 2 : p.n;
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kGemmThreads) ExpertGemmKernel(const __grid_co
   // A product that follows one begins when that has waited for the tiles.
   if (p.follows_product == 0) WaitForPredecessor();
   const ExpertTile tile = p.tiles[blockIdx.y];
-  if (tile.rows == 0) return WaitForPredecessor();
+  if (!p.Takes(tile)) return WaitForPredecessor();
   ExpertGemm<Math, kRows, kGated>(p, memory, tile).Run();
 }
 
@@ -252,7 +253,9 @@ int LaunchGemm(const ExpertGemmLaunch& p, void* stream) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Gemm::kSharedBytes);
   if (error != cudaSuccess) return error;
   const dim3 grid(BlocksOf(kGated ? p.n / 2 : p.n, Gemm::kOfBlock), p.most_tiles);
-  return LaunchDependent(kernel, grid, kGemmThreads, Gemm::kSharedBytes, AsStream(stream), p);
+  if (p.w_is_new == 0) return LaunchDependent(kernel, grid, kGemmThreads, Gemm::kSharedBytes, AsStream(stream), p);
+  kernel<<<grid, kGemmThreads, Gemm::kSharedBytes, AsStream(stream)>>>(p);
+  return LastLaunchError();
 }
 
 template <typename Math, int kRows>
@@ -276,6 +279,14 @@ int LaunchPlace(const PlaceLaunch* p, void* stream) {
 
 int LaunchExpertGemm(const ExpertGemmLaunch* p, void* stream) {
   return p->type == WireType::kBF16 ? LaunchGemm<BF16Math>(*p, stream) : LaunchGemm<F16Math>(*p, stream);
+}
+
+int LaunchExpertCodes(const ExpertCodesLaunch* p, void* stream) {
+  QuantDevice device;
+  const int error = GetQuantDevice(&device);
+  if (error != 0) return error;
+  return p->product.type == WireType::kBF16 ? LaunchExpertCodesBF16(*p, device, stream)
+                                            : LaunchExpertCodesF16(*p, device, stream);
 }
 
 int LaunchExpertSum(const ExpertSumLaunch* p, void* stream) {

@@ -33,6 +33,9 @@ bool MultipliesPairs(int64_t rows, int chosen, int experts);
 absl::Status GatePairs(CudaStream& stream, const PairGateLaunch& args);
 // Next after GatePairs of the same rows, or after a kernel that lets no successor begin (dependent_launch.cuh).
 absl::Status SumPairs(CudaStream& stream, const PairSumLaunch& args);
+// Sizes that codes of experts may have: a whole number of tiles each, and rows that fit into shared memory.
+bool FitsExpertCodes(int64_t n, int64_t k);
+absl::Status MultiplyExpertCodes(CudaStream& stream, const ExpertCodesLaunch& args);
 absl::Status SumExperts(CudaStream& stream, const ExpertSumLaunch& args);
 absl::Status GatedAdd(CudaStream& stream, const GatedAddLaunch& args);
 

@@ -59,7 +59,7 @@ __device__ __forceinline__ void ForEachItem(const GroupedLaunch& p, int rank, Ea
     const int first_tile = i / of_group * kTilesTogether, within = i % of_group;
     const int tiles = min(kTilesTogether, p.call.most_tiles - first_tile);
     const ExpertTile tile = p.call.tiles[first_tile + within % tiles];
-    if (tile.rows == 0) continue;
+    if (!p.call.Takes(tile)) continue;
     each(Item{tile.expert, tile.first + rank * kRows, max(0, min(kRows, tile.rows - rank * kRows)), within / tiles});
   }
 }
@@ -83,7 +83,7 @@ class Producer {
     }
     const int gated = p.call.activation != ExpertActivation::kNone;
     // With an activation the parts are the gate's and the other's columns, else neighbours.
-    const int w_row = item.expert * p.call.n +
+    const int w_row = (item.expert - p.call.first_expert) * p.call.n +
                       (gated ? item.columns * kPart + rank * (p.call.n / 2) : item.columns * kColumns + rank * kPart);
     for (int step = 0; step < p.steps; ++step, at.Next()) {
       BarrierWait(ring.empty + 8 * at.stage, at.parity ^ 1);

@@ -52,6 +52,9 @@ absl::StatusOr<CudaWeights> CudaWeights::AllocateKept(CudaDevice& device, std::s
   for (const KeptRows& part : parts) {
     if (part.rows < 0 || part.rows > kMostKeptRows || cols < 1 || cols % 8 != 0 || cols > kMostKeptRows)
       return InvalidArgument("weights on a GPU: ", part.rows, " rows of ", cols, " elements in ", Name(part.kind));
+    if (part.halves_of != 0 && (part.halves_of % kQuantTileRows != 0 || part.rows % part.halves_of != 0))
+      return InvalidArgument("weights on a GPU: ", part.rows, " rows are no matrices of ", part.halves_of,
+                             " rows in tiles of two halves");
     if (part.rows == 0) continue;
     const QuantBytes bytes = QuantBytesOf(part.kind, part.rows, cols);
     DT_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> memory, device.Allocate(bytes.total()));
@@ -63,6 +66,7 @@ absl::StatusOr<CudaWeights> CudaWeights::AllocateKept(CudaDevice& device, std::s
     kept.matrix.rows = static_cast<int32_t>(part.rows);
     kept.matrix.cols = static_cast<int32_t>(cols);
     kept.matrix.kind = part.kind;
+    kept.matrix.halves_of = part.halves_of;
     weights.kept_.push_back(kept);
     weights.kept_memory_.push_back(std::move(memory));
     weights.rows_ += part.rows;

@@ -24,6 +24,7 @@ class CudaWeights {
   struct KeptRows {
     QuantKind kind;
     int64_t rows;
+    int32_t halves_of = 0;  // as QuantMatrix has it
   };
 
   CudaWeights() = default;  // empty

@@ -87,9 +87,19 @@ struct QuantMatrix {
   const float* factor = nullptr;  // [tiles * 16]
   int32_t rows = 0, cols = 0;
   QuantKind kind = QuantKind::kU4;
+  // 0: tiles have the matrix's rows in order. Else the rows are matrices of so many rows each, a multiple of 16, and
+  // the i-th tile of one has rows 8 i to 8 i + 7 of its first half, then the same rows of its second: what an
+  // activation joins is multiplied by one lane. Only the products of experts and QuantUnpackLaunch know such tiles.
+  int32_t halves_of = 0;
 
   constexpr int32_t tiles() const { return (rows + kQuantTileRows - 1) / kQuantTileRows; }
   constexpr int32_t steps() const { return (cols + kQuantStepColumns - 1) / kQuantStepColumns; }
+  // The row of the matrix that a tile's row is.
+  constexpr int32_t RowOf(int32_t tile, int32_t in_tile) const {
+    if (halves_of == 0) return tile * kQuantTileRows + in_tile;
+    const int32_t each = halves_of / kQuantTileRows, half = in_tile / (kQuantTileRows / 2);
+    return tile / each * halves_of + half * (halves_of / 2) + tile % each * (kQuantTileRows / 2) + in_tile % 8;
+  }
 };
 
 // y = x w^T (+ bias) (+ y), as GemmCall, for few rows: all weights are read once for each 16 of them. A row's bits
@@ -105,7 +115,7 @@ struct QuantGemmLaunch {
   int32_t y_is_f32 = 0, accumulate = 0;
 };
 
-// Rows [first, first + count) in 16 bits.
+// Rows [first, first + count) in 16 bits; with halves_of whole matrices.
 struct QuantUnpackLaunch {
   QuantMatrix w;
   void* out = nullptr;     // [count][out_stride], 16-byte aligned

@@ -14,6 +14,7 @@ struct QuantDevice {
 
 // Each enqueues and returns a cudaError_t, or kQuantTooWide. Arguments are checked by the callers (quant_ops.h).
 // Threads: any host thread, one at a time per stream.
+int GetQuantDevice(QuantDevice* device);  // the current one; enqueues nothing
 int LaunchQuantGemm(const QuantGemmLaunch* launch, void* stream);
 int LaunchQuantGemmBF16(const QuantPart& part, const QuantDevice& device, void* stream);
 int LaunchQuantGemmF16(const QuantPart& part, const QuantDevice& device, void* stream);

@@ -26,10 +26,16 @@ absl::Status CheckMatrix(const QuantMatrix& w, const char* op) {
   return absl::OkStatus();
 }
 
+absl::Status CheckInOrder(const QuantMatrix& w, const char* op) {
+  if (w.halves_of == 0) return absl::OkStatus();
+  return InvalidArgument(op, " in 4 or 8 bits on a GPU: tiles have the rows of two halves, as only experts take them");
+}
+
 }  // namespace
 
 absl::Status MultiplyQuant(CudaStream& stream, const QuantGemmLaunch& args) {
   DT_RETURN_IF_ERROR(CheckMatrix(args.w, "product"));
+  DT_RETURN_IF_ERROR(CheckInOrder(args.w, "product"));
   if (args.m < 0 || args.m > kMostQuantRows || args.x_stride < args.w.cols || args.x_stride % 8 != 0 ||
       args.y_stride < args.w.rows || args.type == WireType::kF32) {
     return InvalidArgument("product in 4 or 8 bits on a GPU: ", args.m, " rows (at most ", kMostQuantRows,
@@ -48,6 +54,10 @@ absl::Status MultiplyQuant(CudaStream& stream, const QuantGemmLaunch& args) {
 
 absl::Status UnpackQuant(CudaStream& stream, const QuantUnpackLaunch& args) {
   DT_RETURN_IF_ERROR(CheckMatrix(args.w, "unpacking"));
+  const int32_t each = args.w.halves_of;
+  if (each < 0 || each % kQuantTileRows != 0 || (each > 0 && (args.first % each != 0 || args.count % each != 0)))
+    return InvalidArgument("unpacking on a GPU: rows ", args.first, " + ", args.count, " of matrices of ", each,
+                           " rows; whole ones, of a multiple of ", kQuantTileRows, ", are supported");
   if (args.first < 0 || args.count < 0 || args.count > args.w.rows - args.first || args.out_stride < args.w.cols ||
       args.out_stride % 8 != 0 || args.type == WireType::kF32) {
     return InvalidArgument("unpacking on a GPU: rows ", args.first, " + ", args.count, " of ", args.w.rows,
@@ -62,6 +72,7 @@ absl::Status UnpackQuant(CudaStream& stream, const QuantUnpackLaunch& args) {
 
 absl::Status EmbedQuant(CudaStream& stream, const QuantEmbedLaunch& args) {
   DT_RETURN_IF_ERROR(CheckMatrix(args.w, "embedding"));
+  DT_RETURN_IF_ERROR(CheckInOrder(args.w, "embedding"));
   if (args.rows < 0 || args.rows > 65535) return InvalidArgument("embedding on a GPU: ", args.rows, " rows");
   if (args.rows == 0) return absl::OkStatus();
   if (!AllAligned({args.out}) || args.ids == nullptr)

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) UnpackKernel(const __grid_constant__
       const int column = step * kQuantStepColumns + c * kChunkColumns + 32 * half;
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
-        const int row = tile * kQuantTileRows + g + 8 * high - p.first;
+        const int row = p.w.RowOf(tile, g + 8 * high) - p.first;
         if (row < 0 || row >= p.count) continue;
         auto* const to = static_cast<uint16_t*>(p.out) + row * p.out_stride + column;
         if constexpr (kFine) {
@@ -147,15 +147,22 @@ int ForKind(QuantKind kind, Launch&& launch) {
 
 }  // namespace
 
+int GetQuantDevice(QuantDevice* device) {
+  int id = 0;
+  *device = {};
+  cudaError_t error = cudaGetDevice(&id);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, id);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&device->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+  return static_cast<int>(error);
+}
+
 int LaunchQuantGemm(const QuantGemmLaunch* launch, void* stream) {
   if (launch->m == 0 || launch->w.rows == 0) return 0;
-  int id = 0;
-  QuantDevice device = {};
-  cudaError_t error = cudaGetDevice(&id);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, id);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  QuantDevice device;
+  const int error = GetQuantDevice(&device);
+  if (error != 0) return error;
   QuantPart part;
   static_cast<QuantGemmLaunch&>(part) = *launch;
   return launch->type == WireType::kBF16 ? LaunchQuantGemmBF16(part, device, stream)
