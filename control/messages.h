@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -73,11 +74,17 @@ struct ModelSummary {
 struct Capabilities {
   uint64_t kv_bytes = 0;
   int cores = 0;
-  uint64_t memory_bytes_per_s = 0;
+  uint64_t memory_bytes_per_s = 0;  // read by one core of a CPU, or by a GPU
   std::string device;
   // Of a compute worker: the same weights give another the same bits only where this is equal. Empty: not said.
   std::string arithmetic;
 };
+
+// Bytes a second that all cores, or the GPU, read together.
+inline double ReadRate(const Capabilities& has) {
+  const int readers = has.device.starts_with("cuda") ? 1 : std::max(1, has.cores);
+  return static_cast<double>(has.memory_bytes_per_s) * readers;
+}
 
 struct JoinRequest {
   Role role = Role::kAttentionWorker;

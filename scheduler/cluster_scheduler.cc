@@ -253,13 +253,12 @@ void ClusterScheduler::On(const BeginServing& action) {
           member->worker.value(), " over ", connector_.LanesTo(member->request.node),
           member->kv_blocks > 0 ? absl::StrCat(", ", member->kv_blocks, " KV blocks") : std::string());
   if (member->request.role == Role::kAttentionWorker) {
-    // Attention reads all KV once a step: what it takes is memory, and how fast all cores together read it.
+    // Attention reads all KV once a step: what it takes is memory, and how fast that is read.
     const control::Capabilities& has = member->request.capabilities;
     const std::string few = proto::TooFewForASequence(members_.model()->attention, member->kv_blocks,
                                                       has.kv_bytes / std::max<uint64_t>(1, member->kv_blocks));
     if (!few.empty()) LogWarning(member->request.name, ": ", few);
-    node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks,
-                              static_cast<double>(has.memory_bytes_per_s) * std::max(1, has.cores));
+    node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks, ReadRate(has));
   } else {
     node_->AddComputeWorker(member->worker, member->request.node, member->leaves_states,
                             members_.KindOf(member->request));

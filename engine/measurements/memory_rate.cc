@@ -50,4 +50,26 @@ absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool, size_t bytes) 
   return static_cast<double>(bytes) / best_seconds;
 }
 
+absl::StatusOr<double> MeasureGpuReadRate(kernels::cuda::CudaDevice& gpu, size_t bytes) {
+  constexpr int kRuns = 8;
+  DT_ASSIGN_OR_RETURN(const auto memory, gpu.Allocate(bytes));
+  DT_ASSIGN_OR_RETURN(const auto result, gpu.Allocate(sizeof(uint32_t)));
+  DT_ASSIGN_OR_RETURN(const auto stream, gpu.CreateCudaStream());
+  DT_ASSIGN_OR_RETURN(kernels::cuda::CudaEvent begin, gpu.CreateEvent(/*timed=*/true));
+  DT_ASSIGN_OR_RETURN(kernels::cuda::CudaEvent end, gpu.CreateEvent(/*timed=*/true));
+  DT_RETURN_IF_ERROR(stream->Fill(memory->data(), 1, bytes));
+  float best_ms = 0;
+  for (int run = 0; run < kRuns; ++run) {
+    DT_RETURN_IF_ERROR(stream->Record(begin));
+    DT_RETURN_IF_ERROR(stream->UseDevice());
+    DT_RETURN_IF_ERROR(gpu.library().Check(
+        gpu.library()->read_all(memory->data(), bytes, result->data(), stream->handle()), "reading GPU memory"));
+    DT_RETURN_IF_ERROR(stream->Record(end));
+    DT_RETURN_IF_ERROR(stream->SynchronizeStatus());
+    DT_ASSIGN_OR_RETURN(const float ms, end.MillisecondsSince(begin));
+    best_ms = run == 0 ? ms : std::min(best_ms, ms);
+  }
+  return static_cast<double>(bytes) / (best_ms * 1e-3);
+}
+
 }  // namespace dovetail::engine

@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "base/status.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "kernels/thread_pool.h"
 
 namespace dovetail::engine {
@@ -15,5 +16,10 @@ inline constexpr size_t kHostReadRateBytes = size_t{2} << 30;
 // per 256 MiB. kResourceExhausted without the memory.
 // Threads: thread-safe; runs on the caller and the pool, which must be idle.
 absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool, size_t bytes = kReadRateBytes);
+
+// Bytes per second at which a plain kernel reads a GPU's memory, best of eight passes over `bytes`, which should be
+// more than its caches hold. Blocks for a few milliseconds. kResourceExhausted without the memory. Threads:
+// thread-safe.
+absl::StatusOr<double> MeasureGpuReadRate(kernels::cuda::CudaDevice& gpu, size_t bytes = size_t{1} << 30);
 
 }  // namespace dovetail::engine

@@ -1,13 +1,13 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "attention_worker/attention_worker_main.h"
 #include "engine/device_choice.h"
 #include "engine/exchange_choice.h"
 #include "engine/host_limits.h"
+#include "server/cli/capabilities.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
@@ -85,9 +85,8 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   options.name = flags.name.empty() ? DefaultName("attention") : flags.name;
   DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-attention-worker", options.name));
   role.spans = spans.get();
-  options.capabilities = {role.kv_bytes,
-                          flags.threads > 0 ? flags.threads : static_cast<int>(std::thread::hardware_concurrency()),
-                          control::MeasureMemoryBandwidth(), device->name()};
+  DT_ASSIGN_OR_RETURN(options.capabilities, MeasureCapabilities(*device, flags.threads));
+  options.capabilities.kv_bytes = role.kv_bytes;
   options.join_timeout = absl::Seconds(flags.join_timeout);
   bool warned = false;  // once it has joined, so that refusals are one line
   control::WorkerMain worker(options, std::move(connectors),

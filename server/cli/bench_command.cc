@@ -309,30 +309,6 @@ absl::Status AddHostKv(const BenchFlags& flags, const RunningEngine& engine, Rep
   return absl::OkStatus();
 }
 
-// Bytes a second that a plain kernel reads, over more than any cache holds.
-absl::StatusOr<double> MeasureGpuReadRate(kernels::cuda::CudaDevice& gpu) {
-  constexpr size_t kBytes = size_t{1} << 30;
-  constexpr int kRuns = 8;
-  DT_ASSIGN_OR_RETURN(const auto memory, gpu.Allocate(kBytes));
-  DT_ASSIGN_OR_RETURN(const auto result, gpu.Allocate(sizeof(uint32_t)));
-  DT_ASSIGN_OR_RETURN(const auto stream, gpu.CreateCudaStream());
-  DT_ASSIGN_OR_RETURN(kernels::cuda::CudaEvent begin, gpu.CreateEvent(/*timed=*/true));
-  DT_ASSIGN_OR_RETURN(kernels::cuda::CudaEvent end, gpu.CreateEvent(/*timed=*/true));
-  DT_RETURN_IF_ERROR(stream->Fill(memory->data(), 1, kBytes));
-  float best_ms = 0;
-  for (int run = 0; run < kRuns; ++run) {
-    DT_RETURN_IF_ERROR(stream->Record(begin));
-    DT_RETURN_IF_ERROR(stream->UseDevice());
-    DT_RETURN_IF_ERROR(gpu.library().Check(
-        gpu.library()->read_all(memory->data(), kBytes, result->data(), stream->handle()), "reading GPU memory"));
-    DT_RETURN_IF_ERROR(stream->Record(end));
-    DT_RETURN_IF_ERROR(stream->SynchronizeStatus());
-    DT_ASSIGN_OR_RETURN(const float ms, end.MillisecondsSince(begin));
-    best_ms = run == 0 ? ms : std::min(best_ms, ms);
-  }
-  return static_cast<double>(kBytes) / (best_ms * 1e-3);
-}
-
 absl::Status MeasureCluster(const BenchFlags& flags) {
   DT_ASSIGN_OR_RETURN(const auto engine, engine::RemoteEngine::Connect({flags.scheduler, {}, absl::Seconds(60), {}}));
   DT_RETURN_IF_ERROR(CheckLengths(flags, engine->max_model_len()));
@@ -358,7 +334,7 @@ absl::Status RunBench(const BenchFlags& flags) {
   report.threads = stream->pool().threads();
   report.weight_bytes = static_cast<double>(engine.model->weight_bytes);
   if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(*engine.device); gpu != nullptr) {
-    DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, MeasureGpuReadRate(*gpu));
+    DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, engine::MeasureGpuReadRate(*gpu));
   } else {
     DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, engine::MeasureReadRate(stream->pool()));
   }

@@ -1,4 +1,3 @@
-#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -8,6 +7,7 @@
 #include "engine/exchange_choice.h"
 #include "engine/host_limits.h"
 #include "engine/remote_model.h"
+#include "server/cli/capabilities.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/prefill_flags.h"
 #include "server/cli/role.h"
@@ -52,8 +52,7 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   const std::unique_ptr<model::LoadedModel>& model = loaded.model;
   options.role = control::Role::kComputeWorker;
   options.name = flags.name.empty() ? DefaultName("compute") : flags.name;
-  options.capabilities = {0, static_cast<int>(std::thread::hardware_concurrency()), control::MeasureMemoryBandwidth(),
-                          device->name()};
+  DT_ASSIGN_OR_RETURN(options.capabilities, MeasureCapabilities(*device, /*threads=*/0));
   options.join_timeout = absl::Seconds(flags.join_timeout);
   DT_ASSIGN_OR_RETURN(options.model,
                       engine::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine), model->weight_bytes,

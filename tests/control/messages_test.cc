@@ -68,6 +68,19 @@ TEST(ControlMessages, AJoinRequestSurvivesTheWire) {
   EXPECT_EQ(read->capabilities.arithmetic, "CPU avx2");
 }
 
+TEST(Capabilities, AllCoresReadTogetherAndAGpuReadsAsOne) {
+  Capabilities has;
+  has.memory_bytes_per_s = 1000;
+  has.cores = 12;
+  has.device = "cpu";
+  EXPECT_EQ(ReadRate(has), 12'000);
+  has.cores = 0;  // not known
+  EXPECT_EQ(ReadRate(has), 1000);
+  has.cores = 12;  // of its host
+  has.device = "cuda:0";
+  EXPECT_EQ(ReadRate(has), 1000);
+}
+
 TEST(ControlMessages, AJoinReplySurvivesTheWire) {
   JoinReply reply{WorkerId(3), Epoch(4), 400, 50, true, 77, {"boot pid:[1] net:[2]", 5, 123456789012}};
   for (const bool known : {true, false}) {
