@@ -232,6 +232,7 @@ class CapacityTest(unittest.TestCase):
             scheduler.wait_for("enough serves as ")
             server = start("server", "--port", "0", "--ignore-model-name", "--shutdown-timeout", "1", *at[-2:])
             url = server.wait_for(r"^listening on (http://\S+)").group(1)
+            processes.wait_until_ready(url)
             self.assertNotEqual("".join(processes.stream(url, "One day", max_tokens=20)), "")
             self.assertEqual([line for line in scheduler.lines if "enough: --kv-capacity" in line], [])
 

@@ -160,6 +160,7 @@ class AServerThatStops(unittest.TestCase):
     def test_its_streams_go_on_when_it_goes_on(self):
         request = {**PROMPT, "max_tokens": 400, "ignore_eos": True}
         with Cluster() as cluster:
+            processes.wait_until_ready(cluster.url)
             text, expected = "", "".join(processes.stream(cluster.url, **request))
             for number, piece in enumerate(processes.stream(cluster.url, **request)):
                 text += piece
