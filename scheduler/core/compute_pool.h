@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -38,6 +39,11 @@ class ComputePool {
 
   // Micro-batches of ordinary steps: [0, micro_batches_in_use()).
   int micro_batches_in_use() const;
+  // Of those, each compute worker has its last one behind all others, and only that if there is HasOneOfEach.
+  bool HasOneOfEach() const { return micro_batches_in_use() <= std::max(1, static_cast<int>(workers_.size())); }
+  bool IsLastOfItsWorker(int micro_batch) const {
+    return micro_batch >= micro_batches_in_use() - std::max(1, static_cast<int>(workers_.size()));
+  }
   // Compute workers that may prefill one prompt together: at most 1 if none may.
   int most_prefill_ranks() const;
   // Of `workers`, which are in the pool, those of one kind, in the same order: of the kind that most of them are of, or

@@ -25,10 +25,15 @@ void MicroBatches::Leave(Sequence& sequence) {
   sequence.micro_batch = -1;
 }
 
+bool MicroBatches::MayStepIn(const Sequence& sequence, int index) const {
+  if (!pool_.MayStepIn(sequence, index)) return false;
+  return !tiers_apart_ || pool_.HasOneOfEach() || pool_.IsLastOfItsWorker(index) == sequence.on_slow_tier;
+}
+
 int MicroBatches::SmallestFor(const Sequence& sequence) const {
   int least = -1;
   for (int i = 0; i < pool_.micro_batches_in_use(); ++i) {
-    if (!pool_.MayStepIn(sequence, i)) continue;
+    if (!MayStepIn(sequence, i)) continue;
     if (least < 0 || (*this)[i].members.size() < (*this)[least].members.size()) least = i;
   }
   return std::max(least, 0);
@@ -55,7 +60,7 @@ void MicroBatches::EmptyUnused() {
 void MicroBatches::SendHome(int index) {
   const std::vector<Sequence*> members = (*this)[index].members;
   for (Sequence* sequence : members) {
-    if (pool_.MayStepIn(*sequence, index)) continue;
+    if (MayStepIn(*sequence, index)) continue;
     std::erase((*this)[index].members, sequence);
     Enlist(*sequence);
   }
@@ -66,11 +71,12 @@ void MicroBatches::Balance(int index) {
   for (;;) {
     int least = index;
     for (int i = 0; i < pool_.micro_batches_in_use(); ++i) {
+      if (tiers_apart_ && pool_.IsLastOfItsWorker(i) != pool_.IsLastOfItsWorker(index)) continue;
       if ((*this)[i].members.size() < (*this)[least].members.size()) least = i;
     }
     if (members.size() <= (*this)[least].members.size() + 1) return;
     const auto moved = std::find_if(members.rbegin(), members.rend(),
-                                    [&](const Sequence* sequence) { return pool_.MayStepIn(*sequence, least); });
+                                    [&](const Sequence* sequence) { return MayStepIn(*sequence, least); });
     if (moved == members.rend()) return;
     Sequence& sequence = **moved;
     members.erase(std::next(moved).base());

@@ -98,8 +98,11 @@ class MicroBatches {
   void Leave(Sequence& sequence);  // nothing happens if it is in none
   // Fewer are in use than were: the members of the others go on in those.
   void EmptyUnused();
-  // A compute worker joined or left: members that may run on one of them only go where it is now.
+  // Members that may not step in it go where they may: a compute worker joined or left, or tiers are parted.
   void SendHome(int index);
+  // Sequences on a slower tier (Sequence::on_slow_tier) step in the last micro-batch of each compute worker, and the
+  // others in those before it, as long as that is so. Without effect where a compute worker has only one.
+  void PartTiers(bool apart) { tiers_apart_ = apart; }
   // Gives members away until none in use has two fewer.
   void Balance(int index);
   size_t members() const;  // of all micro-batches
@@ -129,11 +132,13 @@ class MicroBatches {
  private:
   void Enlist(Sequence& sequence, int index);
   int SmallestFor(const Sequence& sequence) const;
+  bool MayStepIn(const Sequence& sequence, int index) const;
 
   ComputePool& pool_;
   std::vector<MicroBatch> batches_;  // kMaxMicroBatches
   uint64_t next_step_ = 1;
   bool draining_ = false;
+  bool tiers_apart_ = false;
 };
 
 }  // namespace dovetail::scheduler

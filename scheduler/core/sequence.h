@@ -87,6 +87,7 @@ struct Sequence {
   bool moved = false;          // since its last step: the taker may not know yet how many of its tokens count
   bool shares_prefix = false;  // is one of the users of the request's `shared`
   bool awaits_forks = false;   // siblings are being forked from it
+  bool on_slow_tier = false;   // some of it, with PlacementPolicy::kTiers: as of when steps were planned last
   int micro_batch = -1;
   int in_flight = 0;          // steps that contain it: two if one follows the other
   int flying = 0;             // its new tokens in those

@@ -8,6 +8,7 @@
 
 #include "proto/drawn_token.h"
 #include "scheduler/core/limits.h"
+#include "scheduler/core/placement_policy.h"
 
 namespace dovetail::scheduler {
 namespace {
@@ -31,12 +32,30 @@ void StepPlanner::Plan(bool requests_wait) {
   // The one that has waited longest first, so that no micro-batch always finds the KV taken.
   idle_.clear();
   batches_.EmptyUnused();
+  PartTiers();
   groups_.Plan(requests_wait);
   for (int i = 0; i < pool_.micro_batches_in_use(); ++i)
     if (batches_[i].MayBePlanned(turn_.now())) idle_.push_back(i);
   std::sort(idle_.begin(), idle_.end(),
             [&](int a, int b) { return std::make_pair(batches_[a].step, a) < std::make_pair(batches_[b].step, b); });
   for (const int index : idle_) PlanStep(index, index, nullptr);
+}
+
+// A step takes as long as its slowest attention worker, so sequences on a slower tier have steps of their own.
+void StepPlanner::PartTiers() {
+  if (options_.placement != PlacementPolicy::kTiers) return;
+  const std::vector<int> tiers = TiersOf(accounts_.budget().workers());
+  const auto is_slow = [&](const Charge& charge) { return tiers[static_cast<size_t>(charge.worker)] > 0; };
+  bool any_fast = false, any_slow = false;
+  for (MicroBatch& batch : batches_)
+    for (Sequence* sequence : batch.members) {
+      const Charges& own = sequence->charges;
+      const Charges& shared = sequence->request->shared.charges;
+      sequence->on_slow_tier =
+          std::any_of(own.begin(), own.end(), is_slow) || std::any_of(shared.begin(), shared.end(), is_slow);
+      (sequence->on_slow_tier ? any_slow : any_fast) = true;
+    }
+  batches_.PartTiers(any_fast && any_slow);
 }
 
 bool StepPlanner::RunsAhead() const {

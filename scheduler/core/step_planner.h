@@ -48,6 +48,7 @@ class StepPlanner {
     bool shortened = false;
   };
 
+  void PartTiers();
   bool RunsAhead() const;
   void PlanAhead();
   bool PlanStep(int index, int slot, const MicroBatch* after);

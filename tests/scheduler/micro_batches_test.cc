@@ -133,6 +133,56 @@ TEST(MicroBatches, MembersOfThoseThatAreNoLongerInUseGoOnInTheOthers) {
   EXPECT_THAT(parts.batches[0].members, ElementsAre(&a, &b));
 }
 
+TEST(MicroBatches, TiersThatArePartedHaveMicroBatchesOfTheirOwn) {
+  for (const int workers : {1, 2}) {
+    SCOPED_TRACE(workers);
+    CoreParts parts(WithMicroBatches(3));
+    parts.AddAttentionWorker(0, 1000);
+    for (int i = 0; i < workers; ++i) parts.pool.Join(WorkerId(7 + i));
+    const int in_use = parts.pool.micro_batches_in_use(), first_slow = in_use - workers;
+    ASSERT_EQ(in_use, 3 * workers);
+    std::vector<Sequence*> all;
+    for (int i = 0; i < 24; ++i) {
+      all.push_back(&parts.AddReady(10));
+      all.back()->on_slow_tier = i % 3 == 0;
+    }
+    parts.batches.PartTiers(true);
+    for (int round = 0; round < 2; ++round)
+      for (int i = 0; i < in_use; ++i) {
+        parts.batches.SendHome(i);
+        parts.batches.Balance(i);
+      }
+    for (int i = 0; i < in_use; ++i) {
+      EXPECT_EQ(parts.batches[i].members.size(), 8u / workers) << i;
+      for (const Sequence* sequence : parts.batches[i].members) EXPECT_EQ(sequence->on_slow_tier, i >= first_slow);
+    }
+    // Those that come, and come back from the slow tier.
+    all[0]->on_slow_tier = false;
+    for (int i = first_slow; i < in_use; ++i) parts.batches.SendHome(i);
+    EXPECT_LT(all[0]->micro_batch, first_slow);
+    Sequence& newcomer = parts.AddReady(10);
+    EXPECT_LT(newcomer.micro_batch, first_slow);
+    // Those of the slow tier have ended.
+    for (Sequence* sequence : all)
+      if (sequence->on_slow_tier) parts.batches.Leave(*sequence);
+    parts.batches.PartTiers(false);
+    for (int round = 0; round < 2; ++round)
+      for (int i = 0; i < in_use; ++i) parts.batches.Balance(i);
+    for (int i = 0; i < in_use; ++i) EXPECT_GE(parts.batches[i].members.size(), 18u / in_use / 2) << i;
+  }
+}
+
+TEST(MicroBatches, TiersStepTogetherWhereAComputeWorkerHasOneMicroBatch) {
+  CoreParts parts(WithMicroBatches(1));
+  parts.AddAttentionWorker(0, 100);
+  Sequence& fast = parts.AddReady(10);
+  Sequence& slow = parts.AddReady(10);
+  slow.on_slow_tier = true;
+  parts.batches.PartTiers(true);
+  parts.batches.SendHome(0);
+  EXPECT_THAT(parts.batches[0].members, ElementsAre(&fast, &slow));
+}
+
 TEST(MicroBatches, BalanceGivesTheYoungestAwayUntilNoneHasTwoFewer) {
   CoreParts parts(WithMicroBatches(1));
   parts.AddAttentionWorker(0, 100);

@@ -1,9 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <variant>
 #include <vector>
 
+#include "scheduler/core/prefill_planner.h"
 #include "tests/scheduler/small_cluster.h"
 
 // Attention workers of unlike speed as tiers of one memory (--placement tiers).
@@ -50,6 +52,37 @@ TEST(Tiering, WhatIsFullIsLeftByTheNewestThatMovesToTheSlowTier) {
   EXPECT_EQ(cluster.core().stats().preemptions, 0u) << "nothing is computed twice";
   EXPECT_THAT(cluster.stream(newest).attention_workers.size(), 2u);
   ExpectUndisturbed(cluster);
+}
+
+TEST(Tiering, SequencesOfASlowTierStepApartWhereThereAreTwoMicroBatches) {
+  for (const int micro_batches : {1, 2, 4}) {
+    SCOPED_TRACE(micro_batches);
+    ClusterOptions options = TwoTiers(80, 800);
+    options.scheduler.micro_batches = micro_batches;
+    FakeCluster cluster(options);
+    int mixed = 0, fast = 0, slow = 0;
+    cluster.on_action = [&](const Action& action) {
+      const auto* run = std::get_if<RunStep>(&action);
+      if (run == nullptr) return;
+      bool any_fast = false, any_slow = false;
+      for (const proto::StepEntry& entry : run->plan.entries) {
+        const auto workers = AttentionWorkersOf(entry.placement);
+        const bool is_slow = std::find(workers.begin(), workers.end(), WorkerId(1)) != workers.end();
+        (is_slow ? any_slow : any_fast) = true;
+      }
+      mixed += any_fast && any_slow;
+      fast += any_fast && !any_slow;
+      slow += any_slow && !any_fast;
+    };
+    for (int i = 0; i < 6; ++i)
+      cluster.SubmitAt(cluster.at(absl::Milliseconds(20 * i)),
+                       Ask(200, 120 + 30 * i, "a", static_cast<uint64_t>(i + 1)));
+    cluster.RunUntilIdle();
+    EXPECT_EQ(mixed > 0, micro_batches == 1) << mixed;
+    EXPECT_GT(fast, 0);
+    if (micro_batches > 1) EXPECT_GT(slow, 0);
+    ExpectUndisturbed(cluster);
+  }
 }
 
 TEST(Tiering, WithoutRoomElsewhereOrWithAnotherPolicyASequenceBeginsAgain) {
