@@ -28,7 +28,10 @@ void PackRows(std::span<const SourceRow> rows, kernels::cuda::QuantTile out);
 
 // The matrices of all experts of a layer, below each other: with `each` = 2 a gate and what it gates of one expert
 // after the other, else one matrix of each. They are kept if all are, in one way, and kernels take them
-// (FitsExpertCodes). `sources` outlive it. Units: bytes of device memory. Threads: immutable.
+// (FitsExpertCodes).
+// Units:     bytes of device memory.
+// Ownership: `sources` outlive it.
+// Threads:   immutable.
 class ExpertStack {
  public:
   ExpertStack(std::span<const model::TensorSource> sources, int each, bool random);

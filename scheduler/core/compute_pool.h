@@ -39,7 +39,8 @@ class ComputePool {
 
   // Micro-batches of ordinary steps: [0, micro_batches_in_use()).
   int micro_batches_in_use() const;
-  // Of those, each compute worker has its last one behind all others, and only that if there is HasOneOfEach.
+  // Whether each compute worker has one micro-batch only; and whether this one is the last of its compute worker: the
+  // last ones of all of them have the highest indices in use.
   bool HasOneOfEach() const { return micro_batches_in_use() <= std::max(1, static_cast<int>(workers_.size())); }
   bool IsLastOfItsWorker(int micro_batch) const {
     return micro_batch >= micro_batches_in_use() - std::max(1, static_cast<int>(workers_.size()));

@@ -15,9 +15,10 @@ namespace dovetail::kernels::cuda {
 class ExpertProduct {
  public:
   // Below so many rows of an expert, where experts have about as many, codes are read once for each 16 of them; with
-  // more it takes less to unpack them. Measured on an H200 (bench/results/2026-11-28-cuda-quant-experts.md).
+  // more it takes less to unpack them. Measured on an H200 (bench/results/2026-11-29-cuda-quant-experts.md).
   static constexpr int64_t kMostCodeRows = 80;
-  // Of the memory for unpacked weights: enough experts at a time to occupy a GPU, and little beside the weights.
+  // The most memory that unpacked weights take: it holds enough experts to occupy a GPU, and is small against the
+  // weights. Units: bytes.
   static constexpr size_t kMostScratchBytes = size_t{256} << 20;
   // What a product of such experts needs: room for all of them, or for as many as there is memory.
   // Units: bytes.
