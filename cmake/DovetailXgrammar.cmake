@@ -13,20 +13,19 @@ if(NOT XGRAMMAR_ROOT)
     endif()
   endif()
 endif()
-file(GLOB XGRAMMAR_SOURCES ${XGRAMMAR_ROOT}/cpp/*.cc ${XGRAMMAR_ROOT}/cpp/support/*.cc
-     ${XGRAMMAR_ROOT}/cpp/converter_ext/*.cc)
-# Its strings of a bounded length let control characters, surrogates and overlong forms through. JSON does not.
-set(XGRAMMAR_CONVERTER ${PROJECT_BINARY_DIR}/third_party/xgrammar_json_schema_converter.cc)
-file(READ ${XGRAMMAR_ROOT}/cpp/json_schema_converter.cc XGRAMMAR_TEXT)
-string(REPLACE "builder_.AddCharacterClass({{'\"', '\"'}, {'\\\\', '\\\\'}, {'\\r', '\\r'}, {'\\n', '\\n'}}, true)"
-       "builder_.AddCharacterClass({{' ', '!'}, {'#', '['}, {']', '~'}, {0x80, 0xd7ff}, {0xe000, 0x10ffff}})"
-       XGRAMMAR_MENDED "${XGRAMMAR_TEXT}")
-if(XGRAMMAR_MENDED STREQUAL XGRAMMAR_TEXT)
-  message(FATAL_ERROR "xgrammar's json_schema_converter.cc is not the one that is mended here")
+# A copy of its sources is mended, once for each content of the file that says how.
+include(DovetailXgrammarMends)
+file(MD5 ${CMAKE_CURRENT_LIST_DIR}/DovetailXgrammarMends.cmake XGRAMMAR_MENDS)
+string(SUBSTRING ${XGRAMMAR_MENDS} 0 8 XGRAMMAR_MENDS)
+set(XGRAMMAR_CPP ${PROJECT_BINARY_DIR}/third_party/xgrammar_${XGRAMMAR_MENDS}/cpp)
+if(NOT EXISTS ${XGRAMMAR_CPP})
+  file(REMOVE_RECURSE ${PROJECT_BINARY_DIR}/third_party/xgrammar_being_mended)
+  file(COPY ${XGRAMMAR_ROOT}/cpp DESTINATION ${PROJECT_BINARY_DIR}/third_party/xgrammar_being_mended)
+  dovetail_mend_xgrammar_sources(${PROJECT_BINARY_DIR}/third_party/xgrammar_being_mended/cpp)
+  file(RENAME ${PROJECT_BINARY_DIR}/third_party/xgrammar_being_mended
+       ${PROJECT_BINARY_DIR}/third_party/xgrammar_${XGRAMMAR_MENDS})
 endif()
-file(CONFIGURE OUTPUT ${XGRAMMAR_CONVERTER} CONTENT "${XGRAMMAR_MENDED}" @ONLY)
-list(REMOVE_ITEM XGRAMMAR_SOURCES ${XGRAMMAR_ROOT}/cpp/json_schema_converter.cc)
-list(APPEND XGRAMMAR_SOURCES ${XGRAMMAR_CONVERTER})
+file(GLOB XGRAMMAR_SOURCES ${XGRAMMAR_CPP}/*.cc ${XGRAMMAR_CPP}/support/*.cc ${XGRAMMAR_CPP}/converter_ext/*.cc)
 add_library(dovetail_xgrammar STATIC EXCLUDE_FROM_ALL ${XGRAMMAR_SOURCES})
 set_target_properties(dovetail_xgrammar PROPERTIES CXX_STANDARD 17 UNITY_BUILD OFF)
 target_compile_options(dovetail_xgrammar PRIVATE -w -O2 -include ${PROJECT_SOURCE_DIR}/grammar/xgrammar_tick.h)
@@ -34,5 +33,5 @@ target_compile_definitions(dovetail_xgrammar PRIVATE XGRAMMAR_ENABLE_CPPTRACE=0 
                            XGRAMMAR_LOG_CUSTOMIZE=1)
 target_include_directories(dovetail_xgrammar SYSTEM PUBLIC ${XGRAMMAR_ROOT}/include
                            ${XGRAMMAR_ROOT}/3rdparty/dlpack/include
-                           PRIVATE ${XGRAMMAR_ROOT}/3rdparty/picojson ${XGRAMMAR_ROOT}/cpp)
+                           PRIVATE ${XGRAMMAR_ROOT}/3rdparty/picojson ${XGRAMMAR_CPP} ${PROJECT_SOURCE_DIR})
 target_link_libraries(dovetail_xgrammar PRIVATE Threads::Threads)

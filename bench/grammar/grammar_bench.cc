@@ -1,6 +1,6 @@
-// What a grammar costs over a model's tokens: grammar_bench MODEL < LINES. Each line is the value of a request's
-// structured_outputs. Writes for each: how long checking and compiling took, the bytes it keeps, the first mask, and
-// the masks and accepted tokens along texts whose tokens are drawn uniformly from the masks.
+// What a grammar costs over a model's tokens: grammar_bench MODEL < bench/grammar/shapes.jsonl. Each line is the value
+// of a request's structured_outputs. Writes for each: how long checking and compiling took, the bytes it keeps, the
+// first mask, and the masks and accepted tokens along texts whose tokens are drawn uniformly from the masks.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

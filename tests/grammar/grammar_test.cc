@@ -143,5 +143,110 @@ TEST(Grammar, WhatTakesTooLongToCompileIsRefused) {
   EXPECT_TRUE(absl::IsCancelled(engine.Compile(SourceOf(Kind::kRegex, "[a-z]{500}"), &cancelled).status()));
 }
 
+// Bytes, and pieces of texts that reach over what a rule ends with; some longer than any chain of states that is
+// followed.
+std::vector<std::string> Pieces() {
+  std::vector<std::string> pieces = {""};
+  for (int byte = 0; byte < 256; ++byte) pieces.emplace_back(1, static_cast<char>(byte));
+  for (const char* piece :
+       {"ab",  "\"}",  "\":", "\",\"", "a\"",  "\"a",  "{\"",   "[\"", "]}", "[[",  "],[",  "12",   "0.", ", ",
+        "\\n", "\\\"", "é",   "aé",    "日本", "日\"", "éa\"}", "x-",  "--", "a\n", "true", "null", "cb", "ccb"})
+    pieces.emplace_back(piece);
+  for (const size_t length : {15, 31, 32, 64, 127, 128, 129, 140}) {
+    pieces.emplace_back(length, 'a');
+    pieces.emplace_back(length, ' ');
+    pieces.push_back(std::string(length, 'a') + "\"");
+  }
+  std::mt19937_64 random(2);
+  constexpr std::string_view kOf = "aaabcxyz019 -\"";
+  while (pieces.size() < 600) {
+    std::string piece;
+    for (const size_t length = 2 + random() % 9; piece.size() < length;) piece += kOf[random() % kOf.size()];
+    pieces.push_back(piece);
+  }
+  return pieces;
+}
+
+bool MayFollow(const std::shared_ptr<const Compiled>& grammar, const std::vector<TokenId>& text, TokenId token) {
+  const TokenId ends[] = {kEnd};
+  Matcher matcher(grammar, ends);
+  for (const TokenId before : text) EXPECT_TRUE(matcher.Accept(before));
+  return matcher.Accept(token);
+}
+
+std::string Written(const std::vector<std::string>& pieces, const std::vector<TokenId>& text) {
+  std::string written;
+  for (const TokenId token : text) written += pieces[token];
+  return written;
+}
+
+// Walks a few texts: tokens outside the masks are refused when tried, each of them, and those inside are taken.
+void ExpectMasksAsTried(const std::shared_ptr<const Compiled>& grammar, const std::vector<std::string>& pieces,
+                        std::mt19937_64& random) {
+  const TokenId ends[] = {kEnd};
+  for (int walk = 0; walk < 3; ++walk) {
+    Matcher matcher(grammar, ends);
+    std::vector<TokenId> text;
+    std::vector<uint32_t> mask((pieces.size() + 31) / 32);
+    while (text.size() < 60 && !matcher.ended()) {
+      ASSERT_TRUE(matcher.FillMask(mask).ok());
+      std::vector<TokenId> in;
+      for (TokenId id = 0; id < static_cast<TokenId>(pieces.size()); ++id) {
+        if (mask[id / 32] >> (id % 32) & 1) {
+          in.push_back(id);
+        } else {
+          ASSERT_FALSE(matcher.Accept(id)) << Written(pieces, text) << " and token " << id << ": " << pieces[id];
+        }
+      }
+      ASSERT_FALSE(in.empty());
+      for (int i = 0; i < 8; ++i) {
+        const TokenId token = in[random() % in.size()];
+        ASSERT_TRUE(MayFollow(grammar, text, token))
+            << Written(pieces, text) << " and token " << token << ": " << pieces[token];
+      }
+      // Short ones often, so that texts come to their bounds one by one, too.
+      TokenId next = in[random() % in.size()];
+      for (int i = 0; walk > 0 && next > 256 && i < 8; ++i) next = in[random() % in.size()];
+      ASSERT_TRUE(matcher.Accept(next));
+      text.push_back(next);
+    }
+  }
+}
+
+TEST(Grammar, MasksAreWhatTryingEachTokenSays) {
+  const std::vector<std::string> pieces = Pieces();
+  GrammarEngine engine([&]() -> absl::StatusOr<std::vector<std::string>> { return pieces; },
+                       static_cast<int>(pieces.size()));
+  const std::string sources[] = {
+      SourceOf(Kind::kRegex, "[a-z ]{1,40}"),
+      SourceOf(Kind::kRegex, "[a-z ]{1,300}"),
+      SourceOf(Kind::kRegex, "[^\"]{20,30}"),
+      SourceOf(Kind::kRegex, ".{3,200}"),
+      SourceOf(Kind::kRegex, "a{140,}"),
+      SourceOf(Kind::kRegex, "(ab|cd|[xyz]){1,150}"),
+      SourceOf(Kind::kRegex, "(a|aa|b){2,9}c?"),
+      SourceOf(Kind::kRegex, "([a-z]{1,8}-){2,5}[a-z]{0,8}"),
+      SourceOf(Kind::kJsonSchema, R"({"type":"string","maxLength":12})"),
+      SourceOf(Kind::kJsonSchema, R"({"type":"string","maxLength":300})"),
+      SourceOf(Kind::kJsonSchema, R"({"type":"string","minLength":140})"),
+      SourceOf(Kind::kJsonSchema, R"({"type":"string","minLength":3,"maxLength":5})"),
+      SourceOf(Kind::kJsonSchema, R"({"type":"string","pattern":"^[a-z0-9-]{1,256}$"})"),
+      SourceOf(Kind::kJsonSchema, R"({"type":"array","items":{"type":"string","maxLength":9},"maxItems":6})"),
+      SourceOf(Kind::kJsonSchema, R"({"type":"object","additionalProperties":false,"required":["a"],"properties":{
+        "a":{"type":"string","maxLength":20},"b":{"type":"string","maxLength":20},"c":{"type":"integer"}}})"),
+      SourceOf(Kind::kEbnf, "root ::= \"a\" root \"b\" | \"c\""),
+      SourceOf(Kind::kEbnf, "root ::= \"a\" root | part\npart ::= [a-c]{2,6}"),
+      SourceOf(Kind::kEbnf, "root ::= part \"x\" | part\npart ::= (\"a\" | \"ab\"){0,5}"),
+      SourceOf(Kind::kEbnf, "root ::= part part\npart ::= end | \"-\" end\nend ::= [a-c]{0,4}"),
+      SourceOf(Kind::kEbnf, "root ::= list\nlist ::= \"[\" (list (\",\" list)*)? \"]\" | word\nword ::= [a-z]{1,20}")};
+  std::mt19937_64 random(3);
+  for (const std::string& source : sources) {
+    SCOPED_TRACE(source);
+    const auto compiled = engine.Compile(source);
+    ASSERT_TRUE(compiled.ok()) << compiled.status();
+    ExpectMasksAsTried(*compiled, pieces, random);
+  }
+}
+
 }  // namespace
 }  // namespace dovetail::grammar

@@ -115,6 +115,14 @@ def with_definitions(rng, depth):
             "properties": {"tree": {"$ref": "#/$defs/tree"}, "leaf": {"$ref": "#/$defs/leaf"}}, "required": ["tree"]}
 
 
+LONG = [{"type": "string", "maxLength": 60}, {"type": "string", "minLength": 100, "maxLength": 140},
+        {"type": "string", "maxLength": 400}, {"type": "string", "minLength": 150},
+        {"type": "string", "pattern": "^[a-z0-9-]{1,200}$"}, {"type": "string", "pattern": "^.{129,300}$"},
+        {"type": "object", "properties": {"a": {"type": "string", "maxLength": 150},
+                                          "b": {"type": "array", "items": {"type": "integer"}, "maxItems": 200}},
+         "required": ["a", "b"], "additionalProperties": False}]
+
+
 def text_of(text):
     """As the API decodes it: what xgrammar lets into strings without bounds and is not UTF-8 becomes U+FFFD."""
     return bytes.fromhex(text).decode(errors="replace")
@@ -140,6 +148,7 @@ def main():
     rng = random.Random(SEED)
     schemas = [rng.choice([schema, schema, with_definitions])(rng, 3) for _ in range(count)]
     schemas += [{}, True, {"type": "object"}, {"type": "array"}, {"properties": {"a": True}, "required": ["a"]}]
+    schemas += LONG
     lines = "".join(json.dumps({"schema": s, "seed": i}) + "\n" for i, s in enumerate(schemas))
     ran = subprocess.run([binary], input=lines, capture_output=True, text=True, check=True)
     problems, complete, cut, ended, slowest = [], 0, 0, 0, 0.0
