@@ -4,6 +4,7 @@ security, selectors, ports, secrets and command lines fit each other and the bin
 
 Arguments: the dovetail binary. Run by with_tools.
 """
+import copy
 import json
 import os
 import re
@@ -14,17 +15,12 @@ import unittest
 import kubernetes_validate
 import yaml
 
+import kinds_of_others
 import manifests
 from manifests import container, flag, of_kind, pod_templates, role_of, selected_roles
 
 BINARY = os.path.abspath(sys.argv.pop(1))
 KUBERNETES = ("1.34", "1.35", "1.36")
-# Kinds of others, which Kubernetes' own schemas do not know: their groups and versions.
-OTHERS = {
-    "Certificate": "cert-manager.io/v1", "Issuer": "cert-manager.io/v1", "PodMonitor": "monitoring.coreos.com/v1",
-    "ScaledObject": "keda.sh/v1alpha1", "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1",
-    "InferencePool": "inference.networking.k8s.io/v1",
-    "InferenceObjective": "inference.networking.x-k8s.io/v1alpha2", "HTTPRoute": "gateway.networking.k8s.io/v1"}
 VARIABLES = {"POD_NAME": "dovetail-pod-0", "POD_IP": "10.1.2.3", "DOVETAIL_THREADS": "8"}
 TEXTS = {name: manifests.render_text(values) for name, values in manifests.SETTINGS.items()}
 ALL = {name: manifests.documents(text) for name, text in TEXTS.items()}
@@ -51,11 +47,23 @@ class Rendering(unittest.TestCase):
         for name, docs in ALL.items():
             for doc in docs:
                 with self.subTest(name, kind=doc["kind"], document=doc["metadata"]["name"]):
-                    if doc["kind"] in OTHERS:
-                        self.assertEqual(doc["apiVersion"], OTHERS[doc["kind"]])
+                    if (doc["apiVersion"], doc["kind"]) in kinds_of_others.SHAPES:
+                        self.assertEqual(kinds_of_others.problems(doc, KUBERNETES[0]), [])
                         continue
                     for version in KUBERNETES:
                         kubernetes_validate.validate(doc, version, strict=True)
+
+    def test_fields_that_kinds_of_others_lack_are_found(self):
+        for name, kind, change, said in (
+                ("given_secrets", "PodMonitor",
+                 lambda spec: spec["podMetricsEndpoints"][0].update(ports="http"), "ports"),
+                ("keda", "ScaledObject", lambda spec: spec.update(maxReplicaCount="16"), "16"),
+                ("inference", "InferencePool", lambda spec: spec.pop("selector"), "selector"),
+                ("inference", "InferencePool",
+                 lambda spec: spec["endpointPickerRef"].update(failureMode="Ignore"), "Ignore")):
+            doc = copy.deepcopy(of_kind(ALL[name], kind)[0])
+            change(doc["spec"])
+            self.assertIn(said, "\n".join(kinds_of_others.problems(doc, KUBERNETES[0])))
 
     def test_names_are_unique_and_short(self):
         for name, docs in ALL.items():
