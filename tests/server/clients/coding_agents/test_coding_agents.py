@@ -3,12 +3,15 @@ are replaced by short ones, as the model is small; their tools are what they alw
 as it comes: the model then has positions that it was not made for, and answers with nonsense."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
 import shlex
 import struct
 import subprocess
+import time
+import urllib.request
 
 import pytest
 
@@ -23,10 +26,10 @@ def program(package, path):
 @pytest.fixture
 def ask(tmp_path):
     """Runs a program in an empty home, which knows no account, and returns what it printed."""
-    def run(command, **variables):
+    def run(command, seconds=240, **variables):
         home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", **variables}
         done = subprocess.run(command, env=home, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=240, check=False)
+                              timeout=seconds, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
     return run
@@ -66,9 +69,20 @@ def roomy(tmp_path):
     assert answered and max(answered) > 8192, log[-2000:]
 
 
+def seconds_to_read(base_url, tokens):
+    body = json.dumps({"model": "roomy", "prompt": [1 + i % 1000 for i in range(tokens)], "max_tokens": 1}).encode()
+    begin = time.monotonic()
+    request = urllib.request.Request(f"{base_url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=240) as answer:
+        assert answer.status == 200
+    return time.monotonic() - begin
+
+
 def test_claude_code_as_it_comes(ask, roomy):
+    # It sends some 12,000 tokens, and attention makes each of them dearer than one of 2,000.
+    patience = 120 + 30 * seconds_to_read(roomy, 2000)
     try:
-        answer = ask([program("claude_agent_sdk", "_bundled/claude"), "-p", QUESTION],
+        answer = ask([program("claude_agent_sdk", "_bundled/claude"), "-p", QUESTION], seconds=patience,
                      ANTHROPIC_BASE_URL=roomy, ANTHROPIC_API_KEY="none", ANTHROPIC_MODEL="roomy",
                      CLAUDE_CODE_MAX_OUTPUT_TOKENS="24", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", IS_SANDBOX="1")
     except AssertionError as failed:  # nonsense may not end by itself; roomy sees that the server answered
