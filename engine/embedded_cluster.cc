@@ -90,9 +90,11 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   auto* const gpu = SharesGpu() ? dynamic_cast<kernels::cuda::CudaDevice*>(&device) : nullptr;
   if (gpu != nullptr && options_.scheduler.micro_batches == 1 && !options_.scheduler.adapt_micro_batches)
     options_.scheduler.run_ahead = true;
+  // Tiers may be parted.
+  const int least = options_.scheduler.placement == scheduler::PlacementPolicy::kTiers ? 2 : 1;
   const int micro_batches = options_.compute_workers > 1   ? scheduler::kMaxMicroBatches
                             : options_.scheduler.run_ahead ? 2
-                                                           : options_.scheduler.micro_batches;
+                                                           : std::max(options_.scheduler.micro_batches, least);
   DT_RETURN_IF_ERROR(options_.scheduler.Validate());
 
   const int nodes = 1 + options_.compute_workers + options_.attention_workers;

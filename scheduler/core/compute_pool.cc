@@ -37,7 +37,8 @@ bool ComputePool::Leave(WorkerId worker) {
 
 int ComputePool::micro_batches_in_use() const {
   const int workers = std::max(1, static_cast<int>(workers_.size()));
-  const int of_each = options_.adapt_micro_batches ? rotation_.micro_batches() : options_.micro_batches;
+  const int asked = options_.adapt_micro_batches ? rotation_.micro_batches() : options_.micro_batches;
+  const int of_each = std::max(asked, tiers_apart_ ? 2 : 1);
   const int ranks = most_prefill_ranks();
   return std::min(of_each * workers, kMaxMicroBatches - (ranks > 1 ? ranks : 0));
 }

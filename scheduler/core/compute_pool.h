@@ -39,6 +39,9 @@ class ComputePool {
 
   // Micro-batches of ordinary steps: [0, micro_batches_in_use()).
   int micro_batches_in_use() const;
+  // As long as sequences of several tiers step, each compute worker has at least two.
+  void PartTiers(bool apart) { tiers_apart_ = apart; }
+  bool tiers_apart() const { return tiers_apart_; }
   // Whether each compute worker has one micro-batch only; and whether this one is the last of its compute worker: the
   // last ones of all of them have the highest indices in use.
   bool HasOneOfEach() const { return micro_batches_in_use() <= std::max(1, static_cast<int>(workers_.size())); }
@@ -73,6 +76,7 @@ class ComputePool {
   std::vector<WorkerId> leaving_states_;  // of them, those that leave states of prompts
   std::map<WorkerId, int> kinds_;
   int most_alike_ = 0;  // of them
+  bool tiers_apart_ = false;
   StepPatience patience_;
   Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
   StreamPace pace_;

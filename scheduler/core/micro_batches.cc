@@ -27,7 +27,7 @@ void MicroBatches::Leave(Sequence& sequence) {
 
 bool MicroBatches::MayStepIn(const Sequence& sequence, int index) const {
   if (!pool_.MayStepIn(sequence, index)) return false;
-  return !tiers_apart_ || pool_.HasOneOfEach() || pool_.IsLastOfItsWorker(index) == sequence.on_slow_tier;
+  return !pool_.tiers_apart() || pool_.HasOneOfEach() || pool_.IsLastOfItsWorker(index) == sequence.on_slow_tier;
 }
 
 int MicroBatches::SmallestFor(const Sequence& sequence) const {
@@ -71,7 +71,7 @@ void MicroBatches::Balance(int index) {
   for (;;) {
     int least = index;
     for (int i = 0; i < pool_.micro_batches_in_use(); ++i) {
-      if (tiers_apart_ && pool_.IsLastOfItsWorker(i) != pool_.IsLastOfItsWorker(index)) continue;
+      if (pool_.tiers_apart() && pool_.IsLastOfItsWorker(i) != pool_.IsLastOfItsWorker(index)) continue;
       if ((*this)[i].members.size() < (*this)[least].members.size()) least = i;
     }
     if (members.size() <= (*this)[least].members.size() + 1) return;

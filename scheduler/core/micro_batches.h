@@ -101,8 +101,8 @@ class MicroBatches {
   // Members that may not step in it go where they may: a compute worker joined or left, or tiers are parted.
   void SendHome(int index);
   // Sequences on a slower tier (Sequence::on_slow_tier) step in the last micro-batch of each compute worker, and the
-  // others in those before it, as long as that is so. Without effect where a compute worker has only one.
-  void PartTiers(bool apart) { tiers_apart_ = apart; }
+  // others in those before it, as long as that is so.
+  void PartTiers(bool apart) { pool_.PartTiers(apart); }
   // Gives members away until none in use has two fewer.
   void Balance(int index);
   size_t members() const;  // of all micro-batches
@@ -138,7 +138,6 @@ class MicroBatches {
   std::vector<MicroBatch> batches_;  // kMaxMicroBatches
   uint64_t next_step_ = 1;
   bool draining_ = false;
-  bool tiers_apart_ = false;
 };
 
 }  // namespace dovetail::scheduler

@@ -31,8 +31,8 @@ void StepPlanner::Plan(bool requests_wait) {
   if (RunsAhead()) return PlanAhead();
   // The one that has waited longest first, so that no micro-batch always finds the KV taken.
   idle_.clear();
-  batches_.EmptyUnused();
   PartTiers();
+  batches_.EmptyUnused();
   groups_.Plan(requests_wait);
   for (int i = 0; i < pool_.micro_batches_in_use(); ++i)
     if (batches_[i].MayBePlanned(turn_.now())) idle_.push_back(i);

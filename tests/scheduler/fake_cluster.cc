@@ -215,7 +215,8 @@ void FakeCluster::CheckPlan(const RunStep& action) {
   if (!(last_step_ < plan.step)) Violate("step ids do not grow");
   const StepId before = std::exchange(last_step_, plan.step);
   if (in_flight_.contains(plan.micro_batch.value())) Violate("two steps of a micro-batch in flight");
-  const int each = limits.run_ahead ? 2 : limits.micro_batches;
+  const int least = limits.run_ahead || limits.placement == PlacementPolicy::kTiers ? 2 : 1;  // tiers step apart
+  const int each = std::max(limits.micro_batches, least);
   const bool in_group = plan.part.in_group();
   if (!in_group && plan.micro_batch.value() >= each * std::max(1, options_.compute_workers))
     Violate("a micro-batch too many");

@@ -172,14 +172,21 @@ TEST(MicroBatches, TiersThatArePartedHaveMicroBatchesOfTheirOwn) {
   }
 }
 
-TEST(MicroBatches, TiersStepTogetherWhereAComputeWorkerHasOneMicroBatch) {
+TEST(MicroBatches, TiersThatArePartedBringASecondMicroBatchIntoUse) {
   CoreParts parts(WithMicroBatches(1));
   parts.AddAttentionWorker(0, 100);
   Sequence& fast = parts.AddReady(10);
   Sequence& slow = parts.AddReady(10);
   slow.on_slow_tier = true;
+  EXPECT_EQ(parts.pool.micro_batches_in_use(), 1);
   parts.batches.PartTiers(true);
+  EXPECT_EQ(parts.pool.micro_batches_in_use(), 2);
   parts.batches.SendHome(0);
+  EXPECT_THAT(parts.batches[0].members, ElementsAre(&fast));
+  EXPECT_THAT(parts.batches[1].members, ElementsAre(&slow));
+  parts.batches.PartTiers(false);
+  EXPECT_EQ(parts.pool.micro_batches_in_use(), 1);
+  parts.batches.EmptyUnused();
   EXPECT_THAT(parts.batches[0].members, ElementsAre(&fast, &slow));
 }
 
