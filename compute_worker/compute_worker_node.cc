@@ -444,10 +444,15 @@ int ComputeWorkerNode::Poll() {
   if (!health_.ok()) return 0;
   const int frames = SendUnsent() + SendLate() + rank_links_.SendWaiting() + port_.Poll(*this, kFramesPerPoll) +
                      TakeFromRanks() + (links_.Progress() ? 1 : 0);
-  if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
-  const MicroBatchId id = drawing_.front();
-  if (core_.running(id) && !dense_->Drawn(id)) return 1;  // its attention worker may be lost meanwhile
-  drawing_.erase(drawing_.begin());
+  // What has arrived goes first: a step that failed elsewhere may end its waits on the device.
+  if (frames > 0 || drawing_.empty()) return frames;
+  const auto drawn = std::find_if(drawing_.begin(), drawing_.end(), [this](MicroBatchId id) {
+    return !core_.running(id) || dense_->Drawn(id);  // its attention worker may be lost meanwhile
+  });
+  // Where nothing else is left to do, the device is looked at again at once.
+  if (drawn == drawing_.end()) return core_.only_draws() ? 1 : 0;
+  const MicroBatchId id = *drawn;
+  drawing_.erase(drawn);
   if (!core_.running(id)) return 1;
   if (const absl::Status status = FinishSample(id); !status.ok()) {
     LogError("compute worker: ", std::string(status.message()));
