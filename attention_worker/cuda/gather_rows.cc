@@ -9,7 +9,11 @@
 namespace dovetail::attention {
 namespace {
 
-constexpr int kElement = 2;  // bytes of the wire types of a GPU
+using kernels::cuda::CudaKvLayout;
+using kernels::cuda::KvType;
+
+constexpr int kElement = 2;                            // bytes of the wire types of a GPU
+constexpr int kRun = CudaKvLayout::kChunk / kElement;  // elements of 16 bits that lie together
 
 // E4M3 as 16 bits of the wire's type, exactly.
 uint16_t Widened(uint8_t x, bool bf16) {
@@ -21,25 +25,30 @@ uint16_t Widened(uint8_t x, bool bf16) {
   return bf16 ? ToBF16(value).bits : ToF16(value).bits;
 }
 
-void CopyElement(const std::byte* from, const HeadRows& out, std::byte* to) {
-  if (out.layout.type != kernels::cuda::KvType::kE4M3) {
-    std::memcpy(to, from, kElement);
-    return;
-  }
-  const uint16_t wide = Widened(static_cast<uint8_t>(*from), out.bf16);
+void CopyWidened(const std::byte* from, bool bf16, std::byte* to) {
+  const uint16_t wide = Widened(static_cast<uint8_t>(*from), bf16);
   std::memcpy(to, &wide, kElement);
 }
 
 }  // namespace
 
 void GatherBlock(const std::byte* block, const HeadRows& out) {
+  const CudaKvLayout& layout = out.layout;
   for (int row = 0; row < out.rows; ++row) {
+    const int token = out.token + row;
     std::byte* k = out.k + row * out.k_step;
     std::byte* v = out.v + row * out.v_step;
-    for (int i = 0; i < out.layout.key_dim; ++i)
-      CopyElement(block + out.layout.key_offset(out.token + row, i), out, k + i * kElement);
-    for (int i = 0; i < out.layout.value_dim; ++i)
-      CopyElement(block + out.layout.value_offset(out.token + row, i), out, v + i * kElement);
+    if (layout.type == KvType::kE4M3) {
+      for (int i = 0; i < layout.key_dim; ++i)
+        CopyWidened(block + layout.key_offset(token, i), out.bf16, k + i * kElement);
+      for (int i = 0; i < layout.value_dim; ++i)
+        CopyWidened(block + layout.value_offset(token, i), out.bf16, v + i * kElement);
+      continue;
+    }
+    for (int i = 0; i < layout.key_dim; i += kRun)
+      std::memcpy(k + i * kElement, block + layout.key_offset(token, i), CudaKvLayout::kChunk);
+    for (int i = 0; i < layout.value_dim; i += kRun)
+      std::memcpy(v + i * kElement, block + layout.value_offset(token, i), CudaKvLayout::kChunk);
   }
 }
 
