@@ -40,6 +40,7 @@ struct ComputeWorkerTuning {
   const DenseBackendFactory* dense = nullptr;
   // With an attention worker of this process and GPU, which then attends prompts, too; outlives the worker.
   exchange::SharedGpu* shared_gpu = nullptr;
+  bool attends_elsewhere = false;  // with shared_gpu: other attention workers are there, too, in the host's memory
   // All compute workers are of this process and on GPUs: K and V that they give each other go from GPU to GPU.
   bool rank_rows_on_device = false;
   // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (peer_crossing.h).

@@ -30,13 +30,15 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
     // Those of models with linear states go through the hosts in any case.
     const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes && !table.has_linear() &&
                         GpuLinks::Supports(table).ok();
-    const bool elsewhere = tuning.shared_gpu != nullptr || linked;
+    const bool shares = tuning.shared_gpu != nullptr;
+    const bool elsewhere = linked || (shares && !tuning.attends_elsewhere);
     options.prompt_blocks =
         elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
+    options.hosts_apart = shares && tuning.attends_elsewhere;
     options.rank_rows = options.rank_ring = options.rank_switch = options.prompt_blocks > 0;
     options.head_partials = proto::HeadPartials::kOfTokens;
     options.rank_rows_on_device = tuning.rank_rows_on_device;
-    options.linear_prompts = tuning.linear_prompts && !elsewhere && tuning.dense->RunsLinearPrompts(table).ok();
+    options.linear_prompts = tuning.linear_prompts && !linked && !shares && tuning.dense->RunsLinearPrompts(table).ok();
     options.state_slots = options.linear_prompts ? StateSlotsOf(table) : 0;
     return options;
   }

@@ -15,6 +15,12 @@
 #include "scheduler/core/limits.h"
 
 namespace dovetail::engine {
+namespace {
+
+bool IsCpu(const kernels::Device& device) { return dynamic_cast<const kernels::cuda::CudaDevice*>(&device) == nullptr; }
+
+}  // namespace
+
 EmbeddedCluster::EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options)
     : model_(model), options_(options), clock_(SystemClock()) {}
 
@@ -27,12 +33,12 @@ absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const m
     return InvalidArgument("--compute-workers: ", options.compute_workers, " is outside 1..", kMaxComputeWorkers);
   std::unique_ptr<EmbeddedCluster> cluster(new EmbeddedCluster(model, options));
   DT_RETURN_IF_ERROR(cluster->Build(device));
-  if (cluster->AttendsApart()) {
-    std::vector<attention::AttentionWorkerNode*> nodes;
-    for (const auto& node : cluster->attention_) nodes.push_back(node.get());
+  std::vector<attention::AttentionWorkerNode*> apart;
+  for (int i = 0; i < cluster->options_.attention_workers; ++i)
+    (cluster->AttendsApart(i) ? apart : cluster->attention_here_).push_back(cluster->attention_[i].get());
+  if (!apart.empty())
     cluster->attention_thread_ =
-        std::make_unique<AttentionThread>(std::move(nodes), cluster->attention_doorbell_, cluster->doorbell_);
-  }
+        std::make_unique<AttentionThread>(std::move(apart), cluster->attention_doorbell_, cluster->doorbell_);
   cluster->thread_ = std::thread([raw = cluster.get()] { raw->Run(); });
   return cluster;
 }
@@ -41,6 +47,7 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   const uint64_t block_bytes = attention::KvBlockBytes(table, options_.kv_storage);
   const uint64_t blocks_per_64_tokens = proto::BlocksPerSegment(table);
   const uint64_t set_bytes = blocks_per_64_tokens * block_bytes;
+  if (!options_.attention_places.empty()) return SizeKvOfPlaces(table, set_bytes);
   uint64_t bytes = options_.kv_cache_bytes;
   using proto::LinearPrompts;
   const bool leave =
@@ -60,25 +67,50 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   const uint64_t worker_blocks = sets * blocks_per_64_tokens;
   if (worker_blocks > UINT32_MAX)
     return InvalidArgument("--kv-cache-memory-bytes: ", bytes, " is more than a worker can index");
+  worker_blocks_.assign(options_.attention_workers, static_cast<uint32_t>(worker_blocks));
   kv_blocks_ = worker_blocks * options_.attention_workers;
   kv_tokens_ = sets * kSegmentTokens * options_.attention_workers;
   kv_bytes_ = kv_blocks_ * block_bytes;
   return absl::OkStatus();
 }
 
-// One attention worker that holds every sequence whole: tensors need not leave the GPU, which then needs not wait for
-// the host between two steps.
-bool EmbeddedCluster::SharesGpu() const {
-  return options_.compute.dense != nullptr && options_.attention_device == nullptr && options_.attention_workers == 1 &&
-         options_.compute_workers == 1 &&
-         (options_.scheduler.placement == scheduler::PlacementPolicy::kRequest ||
-          options_.scheduler.placement == scheduler::PlacementPolicy::kTiers);
+absl::Status EmbeddedCluster::SizeKvOfPlaces(const proto::AttentionTable& table, uint64_t set_bytes) {
+  for (const EmbeddedClusterOptions::AttentionPlace& place : options_.attention_places) {
+    const uint64_t bytes = place.kv_bytes();
+    DT_RETURN_IF_ERROR(CheckKvCacheBytes(table, bytes, 1, options_.kv_storage, "--attention-device"));
+    const uint64_t blocks = bytes / set_bytes * proto::BlocksPerSegment(table);
+    if (blocks > UINT32_MAX)
+      return InvalidArgument("--attention-device: ", bytes, " bytes on ", place.device->name(),
+                             " are more than a worker can index");
+    worker_blocks_.push_back(static_cast<uint32_t>(blocks));
+    kv_blocks_ += blocks;
+    kv_tokens_ += bytes / set_bytes * kSegmentTokens;
+  }
+  kv_bytes_ = kv_blocks_ * attention::KvBlockBytes(table, options_.kv_storage);
+  return absl::OkStatus();
 }
 
-// Attention runs on a CPU that runs no layers: those are on GPUs, which the engine's thread keeps busy.
-bool EmbeddedCluster::AttendsApart() const {
-  return options_.attention_device != nullptr &&
-         dynamic_cast<const kernels::cuda::CudaDevice*>(options_.attention_device) == nullptr;
+// An attention worker that holds sequences whole: tensors of these need not leave the GPU, which needs not wait for the
+// host between two steps where all are there.
+int EmbeddedCluster::OnSharedGpu() const {
+  const bool whole = options_.scheduler.placement == scheduler::PlacementPolicy::kRequest ||
+                     options_.scheduler.placement == scheduler::PlacementPolicy::kTiers;
+  if (options_.compute.dense == nullptr || options_.compute_workers != 1 || !whole) return -1;
+  for (size_t i = 0; i < options_.attention_places.size(); ++i)
+    if (!IsCpu(*options_.attention_places[i].device)) return static_cast<int>(i);
+  if (!options_.attention_places.empty()) return -1;
+  return options_.attention_device == nullptr && options_.attention_workers == 1 ? 0 : -1;
+}
+
+kernels::Device& EmbeddedCluster::DeviceOf(int attention_worker, kernels::Device& computing) const {
+  if (!options_.attention_places.empty()) return *options_.attention_places[attention_worker].device;
+  return options_.attention_device != nullptr ? *options_.attention_device : computing;
+}
+
+bool EmbeddedCluster::AttendsApart(int attention_worker) const {
+  if (options_.attention_places.empty())
+    return options_.attention_device != nullptr && IsCpu(*options_.attention_device);
+  return options_.compute.dense != nullptr && IsCpu(*options_.attention_places[attention_worker].device);
 }
 
 absl::Status EmbeddedCluster::Build(kernels::Device& device) {
@@ -87,8 +119,12 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   options_.scheduler.attention = table;
   options_.scheduler.model_digest = ModelDigest(*model_.checkpoint, options_.kv_dtype, options_.state_dtype) ^
                                     static_cast<uint64_t>(options_.kv_storage);
-  auto* const gpu = SharesGpu() ? dynamic_cast<kernels::cuda::CudaDevice*>(&device) : nullptr;
-  if (gpu != nullptr && options_.scheduler.micro_batches == 1 && !options_.scheduler.adapt_micro_batches)
+  if (!options_.attention_places.empty())
+    options_.attention_workers = static_cast<int>(options_.attention_places.size());
+  const int shared = OnSharedGpu();
+  auto* const gpu = shared >= 0 ? dynamic_cast<kernels::cuda::CudaDevice*>(&device) : nullptr;
+  if (gpu != nullptr && options_.attention_workers == 1 && options_.scheduler.micro_batches == 1 &&
+      !options_.scheduler.adapt_micro_batches)
     options_.scheduler.run_ahead = true;
   // Tiers may be parted.
   const int least = options_.scheduler.placement == scheduler::PlacementPolicy::kTiers ? 2 : 1;
@@ -99,13 +135,14 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
 
   const int nodes = 1 + options_.compute_workers + options_.attention_workers;
   for (int i = 0; i < nodes; ++i) {
-    const bool apart = AttendsApart() && i > options_.compute_workers;
+    const bool apart = i > options_.compute_workers && AttendsApart(i - options_.compute_workers - 1);
     ports_.push_back(fabric_.CreatePort(apart ? &attention_doorbell_ : &doorbell_));
   }
   transport::Port& scheduler_port = *ports_[0];
   if (gpu != nullptr) {
-    DT_ASSIGN_OR_RETURN(shared_gpu_, exchange::SharedGpu::Create(*gpu, ports_[2]->id(), micro_batches));
+    DT_ASSIGN_OR_RETURN(shared_gpu_, exchange::SharedGpu::Create(*gpu, ports_[2 + shared]->id(), micro_batches));
     options_.compute.shared_gpu = shared_gpu_.get();
+    options_.compute.attends_elsewhere = options_.attention_workers > 1;
   }
 
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(
@@ -132,35 +169,36 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     for (int earlier = 0; earlier < i; ++earlier)
       scheduler_->LinkComputeWorkers(WorkerId(static_cast<uint32_t>(earlier)), worker, true);
   }
-  kernels::Device* const elsewhere = options_.attention_device;
-  DT_RETURN_IF_ERROR(BuildAttentionWorkers(elsewhere != nullptr ? *elsewhere : device, table, micro_batches));
+  DT_RETURN_IF_ERROR(BuildAttentionWorkers(device, table, micro_batches));
   PublishStats();
   return absl::OkStatus();
 }
 
 absl::Status EmbeddedCluster::BuildAttentionWorkers(kernels::Device& device, const proto::AttentionTable& table,
                                                     int micro_batches) {
-  const uint32_t worker_blocks = static_cast<uint32_t>(kv_blocks_ / options_.attention_workers);
+  const int shared = shared_gpu_ != nullptr ? OnSharedGpu() : -1;
   for (int i = 0; i < options_.attention_workers; ++i) {
     const WorkerId worker(static_cast<uint32_t>(i));
     const Epoch epoch(1);
     transport::Port& port = *ports_[1 + options_.compute_workers + i];
-    attention::AttentionWorkerOptions options{worker, epoch, worker_blocks, micro_batches};
+    attention::AttentionWorkerOptions options{worker, epoch, worker_blocks_[i], micro_batches};
     options.snapshot_percent = options_.snapshot_percent;
     options.model_digest = options_.scheduler.model_digest;
     options.poison_freed = options_.poison_freed_kv;
     options.digests = options_.digests;
     options.reports_cache = options_.scheduler.tell_cache && options_.scheduler.enable_prefix_caching;
-    auto node = attention::AttentionWorkerNode::Create(table, options, device, port, SystemClock(), shared_gpu_.get(),
-                                                       options_.kv_storage);
+    auto node = attention::AttentionWorkerNode::Create(table, options, DeviceOf(i, device), port, SystemClock(),
+                                                       i == shared ? shared_gpu_.get() : nullptr, options_.kv_storage);
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_,
                                                   " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));
     attention_.back()->SetTrace(NewTrace(absl::StrCat("attention worker ", i)));
     attention_.back()->SetSpans(options_.spans);
-    for (const auto& compute : compute_) compute->AddAttentionWorker({worker, epoch, port.id()});
-    scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks);
+    for (const auto& compute : compute_)
+      compute->AddAttentionWorker({.worker = worker, .epoch = epoch, .node = port.id(), .same_gpu = i == shared});
+    const double rate = options_.attention_places.empty() ? 1 : options_.attention_places[i].read_rate;
+    scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks_[i], rate);
   }
   return absl::OkStatus();
 }
@@ -305,13 +343,12 @@ void EmbeddedCluster::PublishStats() {
   EngineStats now;
   now.max_queued_requests = options_.scheduler.max_queued_requests;
   now.scheduler = scheduler_->stats();
-  std::vector<AttentionThread::State> states;
-  if (attention_thread_ != nullptr) {
-    states = attention_thread_->states();
-  } else {
-    for (const auto& worker : attention_) states.push_back(AttentionThread::StateOf(*worker));
-  }
-  for (const AttentionThread::State& state : states) {
+  std::vector<AttentionThread::State> apart;
+  if (attention_thread_ != nullptr) apart = attention_thread_->states();
+  auto next = apart.begin();
+  for (size_t i = 0; i < attention_.size(); ++i) {
+    const bool there = attention_thread_ != nullptr && AttendsApart(static_cast<int>(i));
+    const AttentionThread::State state = there ? *next++ : AttentionThread::StateOf(*attention_[i]);
     now.kv_blocks_total += state.blocks_total;
     now.kv_blocks_in_use += state.blocks_in_use;
     now.kv_blocks_cached += state.blocks_cached;
@@ -348,16 +385,14 @@ bool EmbeddedCluster::RunOnce() {
   if (handled + scheduled > 0) PublishStats();
   handled += scheduled;
   for (const auto& node : compute_) handled += node->Poll();
-  if (attention_thread_ == nullptr)
-    for (const auto& worker : attention_) handled += worker->Poll();
+  for (attention::AttentionWorkerNode* worker : attention_here_) handled += worker->Poll();
   return handled > 0;
 }
 
 absl::Status EmbeddedCluster::Health() const {
   for (const auto& node : compute_) DT_RETURN_IF_ERROR(node->Health());
-  if (attention_thread_ != nullptr) return attention_thread_->health();
-  for (const auto& worker : attention_) DT_RETURN_IF_ERROR(worker->Health());
-  return absl::OkStatus();
+  for (const attention::AttentionWorkerNode* worker : attention_here_) DT_RETURN_IF_ERROR(worker->Health());
+  return attention_thread_ != nullptr ? attention_thread_->health() : absl::OkStatus();
 }
 
 void EmbeddedCluster::Run() {

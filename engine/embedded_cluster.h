@@ -42,6 +42,15 @@ struct EmbeddedClusterOptions {
   // Where the attention workers are, if not on the device of the compute workers; outlives the cluster. On a CPU they
   // have a thread of their own.
   kernels::Device* attention_device = nullptr;
+  // Or several places, each with one attention worker, of which one at most is the compute workers' GPU and the others
+  // are CPUs. attention_workers is their number then; attention_device, kv_cache_bytes and kv_room are not looked at.
+  struct AttentionPlace {
+    kernels::Device* device = nullptr;  // outlives the cluster
+    // Asked as kv_room is: of its KV cache, rounded down to whole segments.
+    std::function<uint64_t()> kv_bytes;
+    double read_rate = 1;  // [bytes/s], or in any unit that all of them have: tiers (SchedulerOptions::placement)
+  };
+  std::vector<AttentionPlace> attention_places;
   uint64_t kv_cache_bytes =
       0;  // over all attention workers; 0: what the options need at most, within a quarter of memory
   // Asked once the compute worker has its memory: what the KV cache may take of its device's. Empty: of this machine's.
@@ -84,6 +93,7 @@ class EmbeddedCluster final : public Engine {
   EngineStats stats() override;
   std::vector<StepSample> TakeStepSamples() override;
 
+  int attention_workers() const { return options_.attention_workers; }
   uint64_t kv_blocks() const { return kv_blocks_; }
   uint64_t kv_tokens() const { return kv_tokens_; }  // that fit, counting full-attention layers
   uint64_t kv_bytes() const { return kv_bytes_; }
@@ -94,12 +104,17 @@ class EmbeddedCluster final : public Engine {
   static constexpr size_t kMaxStepSamples = 4096;
 
   EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options);
-  bool SharesGpu() const;
-  bool AttendsApart() const;
+  // The attention worker that has the compute worker's GPU, so that steps may stay there; -1: none.
+  int OnSharedGpu() const;
+  // The device of an attention worker, where that of the compute workers is `computing`.
+  kernels::Device& DeviceOf(int attention_worker, kernels::Device& computing) const;
+  // An attention worker runs on a CPU that runs no layers: those are on GPUs, which the engine's thread keeps busy.
+  bool AttendsApart(int attention_worker) const;
   absl::Status Build(kernels::Device& device);
   absl::Status BuildComputeWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
   absl::Status BuildAttentionWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
   absl::Status SizeKvCache(const proto::AttentionTable& table);
+  absl::Status SizeKvOfPlaces(const proto::AttentionTable& table, uint64_t set_bytes);
   absl::Status CheckRequest(const requests::GenerationRequest& request) const;
   void Push(scheduler::Event event);
   void Run();
@@ -116,6 +131,7 @@ class EmbeddedCluster final : public Engine {
   EmbeddedClusterOptions options_;
   Clock& clock_;
   uint64_t kv_blocks_ = 0, kv_tokens_ = 0, kv_bytes_ = 0;
+  std::vector<uint32_t> worker_blocks_;  // by attention worker
 
   transport::Doorbell doorbell_, attention_doorbell_;
   transport::InprocFabric fabric_;
@@ -125,7 +141,8 @@ class EmbeddedCluster final : public Engine {
   std::vector<std::unique_ptr<compute::ComputeWorkerNode>> compute_;
   std::vector<std::unique_ptr<Trace>> traces_;
   std::vector<std::unique_ptr<attention::AttentionWorkerNode>> attention_;
-  std::unique_ptr<AttentionThread> attention_thread_;  // null: the engine's thread runs attention_
+  std::vector<attention::AttentionWorkerNode*> attention_here_;  // those that the engine's thread runs
+  std::unique_ptr<AttentionThread> attention_thread_;            // runs the others; null: there are none
 
   Mutex mutex_;
   std::vector<scheduler::Event> inbox_ ABSL_GUARDED_BY(mutex_);

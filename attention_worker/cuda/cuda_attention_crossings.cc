@@ -52,15 +52,19 @@ absl::Status CudaAttentionExecutor::Crossing::CheckTokensCome(MicroBatchId id, i
   return Internal("attention op ", op, ": a state that crosses does not come from GPU to GPU");
 }
 
+// In a stream of its own it waits for what the other has at hand, so for blocks that were copied for the step, but not
+// for steps that come there later.
 absl::Status CudaAttentionExecutor::HostCrossing::Use(const exchange::Seam&, MicroBatchId, MicroBatch& batch) {
-  batch.stream = &executor_.stream_;
+  batch.stream = &executor_.HostsStream();
   batch.work = nullptr;
-  return absl::OkStatus();
+  if (executor_.hosts_stream_ == nullptr) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(executor_.stream_.Record(executor_.before_hosts_));
+  return batch.stream->Wait(executor_.before_hosts_);
 }
 
 absl::Status CudaAttentionExecutor::HostCrossing::TakeQuery(MicroBatch& batch) {
   if (batch.payload.empty()) return absl::OkStatus();
-  return executor_.stream_.Copy(batch.query->data(), batch.payload.data(), batch.payload.size());
+  return batch.stream->Copy(batch.query->data(), batch.payload.data(), batch.payload.size());
 }
 
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Run(MicroBatchId id, int op,
@@ -69,7 +73,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Run(Mi
   const LayerGroup group = executor_.core_.table().op_group[op];
   const int op_index = executor_.core_.table().op_index_in_group[op];
   std::byte* const appended = batch.key_value->data();
-  DT_RETURN_IF_ERROR(executor_.stream_.Copy(appended, key_value.data(), key_value.size()));
+  DT_RETURN_IF_ERROR(batch.stream->Copy(appended, key_value.data(), key_value.size()));
   DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, appended));
   DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.query->data()));
   return Answer(batch, batch.groups[group.value()], executor_.core_.LayoutOf(id, group).partial_bytes);
@@ -100,7 +104,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::RunSta
 
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Answer(MicroBatch& batch,
                                                                                  const GroupStep& step, int64_t bytes) {
-  CudaStream& stream = executor_.stream_;
+  CudaStream& stream = *batch.stream;
   if (step.finishes) DT_RETURN_IF_ERROR(stream.Copy(batch.partial_host->data(), batch.partial->data(), bytes));
   for (const PartialCopy& copy : step.partials) {
     const auto* floats = reinterpret_cast<const float*>(batch.partial_floats->data());

@@ -77,6 +77,10 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
   DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(kLead + size_t{kv_blocks} * executor->block_bytes_));
   DT_RETURN_IF_ERROR(stream->Fill(executor->arena_->data(), 0, executor->arena_->size_bytes()));
   DT_RETURN_IF_ERROR(executor->UploadSinks());
+  if (shared_gpu != nullptr && !core.table().has_linear()) {
+    DT_ASSIGN_OR_RETURN(executor->hosts_stream_, device.CreateCudaStream());
+    DT_ASSIGN_OR_RETURN(executor->before_hosts_, device.CreateEvent());
+  }
   if (core.table().has_linear()) {
     CudaAttentionExecutor* const raw = executor.get();
     CudaStateExecutor::Arena arena{raw->block_bytes_, [raw](KvBlockId block) { return raw->BlockAt(block); },
@@ -113,6 +117,7 @@ CudaAttentionShape CudaAttentionExecutor::ShapeOf(LayerGroup group) const {
 
 absl::Status CudaAttentionExecutor::Synchronize() {
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+  if (hosts_stream_ != nullptr) DT_RETURN_IF_ERROR(hosts_stream_->SynchronizeStatus());
   for (const std::unique_ptr<Crossing>& crossing : crossings_)
     if (crossing != nullptr) DT_RETURN_IF_ERROR(crossing->Synchronize());
   return absl::OkStatus();
@@ -485,22 +490,28 @@ absl::Status CudaAttentionExecutor::GatherRows(int op, int heads, const ShardSta
   out.bf16 = spec.kv == DType::kBF16;
   out.k_step = heads * spec.key_dim * kElement;
   out.v_step = heads * spec.value_dim * kElement;
-  DT_RETURN_IF_ERROR(Grow(moved_blocks_, heads * block_bytes_, /*pinned=*/true));
+  // All of them are on their way before the first is waited for.
+  const Position first_segment = tokens.begin / kSegmentTokens;
+  const Position end_segment = (tokens.end + kSegmentTokens - 1) / kSegmentTokens;
+  DT_RETURN_IF_ERROR(Grow(moved_blocks_, (end_segment - first_segment) * heads * block_bytes_, /*pinned=*/true));
+  std::byte* to = moved_blocks_->data();
+  for (Position segment = first_segment; segment < end_segment; ++segment) {
+    const int64_t index = segment - shard.first_block();
+    const BlockSetId set =
+        index >= 0 && index < static_cast<int64_t>(shard.sets.size()) ? shard.sets[index] : kNoBlockSet;
+    if (set == kNoBlockSet) return Internal("tokens from ", segment * kSegmentTokens, " are not held here");
+    for (int head = 0; head < heads; ++head, to += block_bytes_)
+      DT_RETURN_IF_ERROR(HostsStream().Copy(to, BlockAt(core_.BlocksOf(set)[first_block + head]), block_bytes_));
+  }
+  DT_RETURN_IF_ERROR(HostsStream().SynchronizeStatus());
+  const std::byte* from = moved_blocks_->data();
   for (Position at = tokens.begin; at < tokens.end; at += out.rows) {
     out.token = static_cast<int>(at % kSegmentTokens);
     out.rows = static_cast<int>(std::min<Position>(kSegmentTokens - out.token, tokens.end - at));
-    const int64_t index = at / kSegmentTokens - shard.first_block();
-    const BlockSetId set =
-        index >= 0 && index < static_cast<int64_t>(shard.sets.size()) ? shard.sets[index] : kNoBlockSet;
-    if (set == kNoBlockSet) return Internal("tokens from ", at, " are not held here");
-    for (int head = 0; head < heads; ++head)
-      DT_RETURN_IF_ERROR(stream_.Copy(moved_blocks_->data() + head * block_bytes_,
-                                      BlockAt(core_.BlocksOf(set)[first_block + head]), block_bytes_));
-    DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
-    for (int head = 0; head < heads; ++head) {
+    for (int head = 0; head < heads; ++head, from += block_bytes_) {
       out.k = k + (at - tokens.begin) * out.k_step + head * spec.key_dim * kElement;
       out.v = v + (at - tokens.begin) * out.v_step + head * spec.value_dim * kElement;
-      GatherBlock(moved_blocks_->data() + head * block_bytes_, out);
+      GatherBlock(from, out);
     }
   }
   return absl::OkStatus();

@@ -139,7 +139,13 @@ class CudaAttentionExecutor final : public AttentionBackend {
 
   kernels::cuda::CudaDevice& device_;
   AttentionWorkerCore& core_;  // read only
+  // Where steps cross through the hosts and K and V leave.
+  kernels::cuda::CudaStream& HostsStream() const { return hosts_stream_ != nullptr ? *hosts_stream_ : stream_; }
+
   kernels::cuda::CudaStream& stream_;
+  // With a shared GPU, so that these do not wait for whole steps in the other; null: they have that one.
+  std::unique_ptr<kernels::cuda::CudaStream> hosts_stream_;
+  kernels::cuda::CudaEvent before_hosts_;
   const size_t block_bytes_;
   const KvStorage storage_;
   BufferPtr arena_;                                   // kLead bytes, then the blocks

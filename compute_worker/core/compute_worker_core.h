@@ -322,7 +322,8 @@ struct AttentionWorkerAddress {
   WorkerId worker;
   Epoch epoch;
   NodeId node;
-  bool linked = false;  // SetLinked
+  bool linked = false;    // SetLinked
+  bool same_gpu = false;  // it has the GPU of this worker and this process: it attends prompts itself
 };
 
 // A rank of a group does not go on while a later one has so many ops of its K and V and has not attended to them, or an
@@ -357,6 +358,9 @@ struct ComputeWorkerOptions {
   int64_t gather_piece_bytes = kGatherPieceBytes;
   bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
                                   // the number of ops
+  // Steps that cross through the hosts take turns on the device with those that stay on it, instead of one behind the
+  // other.
+  bool hosts_apart = false;
 };
 
 struct ComputeWorkerCounters {
@@ -495,7 +499,7 @@ class ComputeWorkerCore {
   void BeginStates(MicroBatch& batch);
   PromptEntry BeginPrompt(const proto::StepEntry& entry);
   PromptEntry BeginLinkedPrompt(const proto::StepEntry& entry);
-  bool IsLinked(const proto::StepEntry& entry) const;
+  bool IsWholeOnOne(const proto::StepEntry& entry, bool AttentionWorkerAddress::*how) const;
   PromptEntry BeginPromptFromRanks(const proto::StepPlan& plan);
   void EndPrompts(MicroBatch& batch, bool went_well);
   void ExpectAnswers(MicroBatch& batch, int op);

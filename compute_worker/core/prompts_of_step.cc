@@ -55,12 +55,12 @@ PromptEntry ComputeWorkerCore::BeginLinkedPrompt(const StepEntry& entry) {
   return prompt;
 }
 
-bool ComputeWorkerCore::IsLinked(const StepEntry& entry) const {
+bool ComputeWorkerCore::IsWholeOnOne(const StepEntry& entry, bool AttentionWorkerAddress::*how) const {
   const proto::Shard& first = entry.placement[0];
   const auto worker = std::find_if(workers_.begin(), workers_.end(), [&](const AttentionWorkerAddress& known) {
     return known.worker == first.worker && known.epoch == first.epoch;
   });
-  return worker != workers_.end() && worker->linked &&
+  return worker != workers_.end() && (*worker).*how &&
          std::all_of(entry.placement.begin(), entry.placement.end(), [&](const proto::Shard& shard) {
            return shard.worker == first.worker && shard.epoch == first.epoch;
          });
@@ -98,13 +98,15 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
     const int q_len = static_cast<int>(entry.tokens.size());
     const bool direct = IsBetweenRanks(entry.exchange);
     StopKeeping(entry.sequence);
-    if (!direct && q_len < options_.prompt_tokens) {
+    const bool on_this_gpu = IsWholeOnOne(entry, &AttentionWorkerAddress::same_gpu);
+    if (!direct && (q_len < options_.prompt_tokens || on_this_gpu)) {
       scratch_.Drop(entry.sequence);
       continue;
     }
     const bool later = batch.plan.part.rank > 0;
     // The states that linear layers leave cross through the hosts, and so does all of the step.
-    const bool linked = !batch.plan.part.in_group() && !table_.has_linear() && IsLinked(entry);
+    const bool linked =
+        !batch.plan.part.in_group() && !table_.has_linear() && IsWholeOnOne(entry, &AttentionWorkerAddress::linked);
     const bool elsewhere = Switches(batch.plan) || AsksRanks(batch.plan);  // not in the scratch
     if (elsewhere) scratch_.Drop(entry.sequence);
     PromptEntry prompt = Switches(batch.plan)         ? BeginPromptOfSwitch(batch.plan)

@@ -66,22 +66,27 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
     micro_batches_[i].lane = &shared_;
     DT_RETURN_IF_ERROR(AllocateMicroBatch(micro_batches_[i], rows));
   }
+  // Products of weights in few bits have one scratch, so all steps run one behind the other.
+  if (options.hosts_apart && !model_.keeps()) {
+    DT_ASSIGN_OR_RETURN(hosts_, MakeLane(options.micro_batches));
+  }
+  Lane& hosts = hosts_ != nullptr ? *hosts_ : shared_;
   if (options.prompt_blocks > 0) {
     if (options.rank_rows) {
       DT_ASSIGN_OR_RETURN(rank_rows_, CudaRankRows::Create(device, options.rank_rows_on_device));
     }
-    DT_ASSIGN_OR_RETURN(prompts_, CudaPromptAttention::Create(device, stream_, table_, options, rank_rows_.get()));
+    DT_ASSIGN_OR_RETURN(prompts_,
+                        CudaPromptAttention::Create(device, *hosts.stream, table_, options, rank_rows_.get()));
   }
   if (options.linear_prompts) {
     DT_ASSIGN_OR_RETURN(states_, CudaPromptStates::Create(device, stream_, table_, options.micro_batches));
   }
-  DT_ASSIGN_OR_RETURN(through_hosts_, CudaHostCrossing::Create(table_, device, shared_, options.micro_batches,
+  DT_ASSIGN_OR_RETURN(through_hosts_, CudaHostCrossing::Create(table_, device, hosts, options.micro_batches,
                                                                prompts_.get(), states_.get(), rank_rows_.get()));
   if (shared_gpu != nullptr)
     on_one_gpu_ = std::make_unique<CudaOneGpuCrossing>(table_, *shared_gpu, shared_, options.micro_batches);
-  // Products of weights in few bits have one scratch.
   CudaPeerCrossing::MakeLane make_lane;
-  if (!model_.keeps()) make_lane = [this] { return MakeLane(); };
+  if (!model_.keeps()) make_lane = [this] { return MakeLane(/*micro_batches=*/1); };
   DT_ASSIGN_OR_RETURN(between_gpus_, CudaPeerCrossing::Create(table_, stream_, shared_, std::move(make_lane),
                                                               options.micro_batches, prompts_.get()));
   return absl::OkStatus();
@@ -102,10 +107,10 @@ const LaunchProgram& CudaDense::ProgramFor(int64_t rows) const {
   return programs_[static_cast<size_t>(CudaProduct::PartsFor(rows)) - 1];
 }
 
-absl::StatusOr<std::unique_ptr<CudaLane>> CudaDense::MakeLane() const {
+absl::StatusOr<std::unique_ptr<CudaLane>> CudaDense::MakeLane(int micro_batches) const {
   auto lane = std::make_unique<Lane>();
   DT_ASSIGN_OR_RETURN(lane->own_stream, model_.device().CreateCudaStream());
-  DT_RETURN_IF_ERROR(AllocateLane(*lane, *lane->own_stream, /*micro_batches=*/1));
+  DT_RETURN_IF_ERROR(AllocateLane(*lane, *lane->own_stream, micro_batches));
   return lane;
 }
 

@@ -89,7 +89,7 @@ class CudaDense final : public DenseBackend {
   absl::Status Allocate(const ComputeWorkerOptions& options, exchange::SharedGpu* shared_gpu);
   absl::Status AllocateLane(Lane& lane, kernels::cuda::CudaStream& stream, int micro_batches) const;
   absl::Status AllocateHybrid(Lane& lane, int micro_batches) const;
-  absl::StatusOr<std::unique_ptr<Lane>> MakeLane() const;
+  absl::StatusOr<std::unique_ptr<Lane>> MakeLane(int micro_batches) const;
   CudaCrossing& CrossingOf(const exchange::Seam& seam) const;
   // The micro-batch as its lane's sampler knows it.
   MicroBatchId DrawId(const MicroBatch& batch) const { return batch.lane == &shared_ ? batch.id : MicroBatchId(0); }
@@ -114,6 +114,7 @@ class CudaDense final : public DenseBackend {
   std::vector<LaunchProgram> programs_;  // by how many parts products leave, less one
   int64_t most_rows_ = 0;
   Lane shared_;
+  std::unique_ptr<Lane> hosts_;                   // of steps that cross through the hosts; null: the shared one
   std::unique_ptr<CudaRankRows> rank_rows_;       // null: prompts are not divided among ranks that give each other rows
   std::unique_ptr<CudaPromptAttention> prompts_;  // null: attention workers attend them
   std::unique_ptr<CudaPromptStates> states_;      // null: they run the linear layers of prompts

@@ -1,25 +1,96 @@
 #include "server/cli/attention_places.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "absl/strings/str_split.h"
+#include "base/log.h"
+#include "engine/device_choice.h"
+#include "engine/measurements/memory_rate.h"
 #include "kernels/cuda/runtime/cuda_device.h"
-#include "server/cli/engine_flags.h"
 
 namespace dovetail::cli {
 
-absl::StatusOr<std::vector<AttentionPlace>> ParseAttentionPlaces(const std::string& value) {
+absl::StatusOr<std::vector<AttentionPlace>> ParseAttentionPlaces(const std::string& flag, const std::string& value) {
   std::vector<AttentionPlace> places;
   for (const absl::string_view part : absl::StrSplit(value, ',')) {
     const std::pair<std::string, std::string> pair = absl::StrSplit(part, absl::MaxSplits('=', 1));
     AttentionPlace place{pair.first, std::nullopt};
     if (place.device != "cpu" && !kernels::cuda::ParseCudaName(place.device).ok())
-      return InvalidArgument("--attention-devices: '", place.device,
+      return InvalidArgument(flag, ": '", place.device,
                              "' is neither cpu nor cuda:N, as in cuda:1,cpu or cuda:0=8GiB,cpu=64GiB");
     if (part.size() > place.device.size()) {
-      DT_ASSIGN_OR_RETURN(place.kv_bytes, ParseBytes("--attention-devices", pair.second));
+      DT_ASSIGN_OR_RETURN(place.kv_bytes, ParseBytes(flag, pair.second));
     }
     places.push_back(std::move(place));
   }
   return places;
+}
+
+bool HasAttentionPlaces(const EngineFlags& flags) {
+  return flags.attention_device.find_first_of(",=") != std::string::npos;
+}
+
+namespace {
+
+constexpr char kFlag[] = "--attention-device";
+constexpr size_t kGpuReadBytes = size_t{256} << 20;  // several times the cache of an H200
+
+absl::Status CheckPlaces(const EngineFlags& flags, int compute_workers, const std::string& computing,
+                         const std::vector<AttentionPlace>& places) {
+  const auto refuse = [&](const auto&... why) {
+    return InvalidArgument(kFlag, " ", flags.attention_device, ": ", why...);
+  };
+  if (compute_workers > 1) return refuse("a list is for one compute worker, and there are ", compute_workers);
+  if (flags.attention_workers != 1) return refuse("each place has one attention worker; leave --attention-workers out");
+  if (flags.kv_cache_memory != "auto") return refuse("the list gives the sizes; leave --kv-cache-memory-bytes out");
+  if (flags.placement == "heads" || flags.placement == "tokens" || flags.placement == "mixed")
+    return refuse("--placement ", flags.placement, " would divide each sequence over the places; take tiers");
+  for (const AttentionPlace& place : places) {
+    const auto same = [&](const AttentionPlace& other) { return other.device == place.device; };
+    if (std::count_if(places.begin(), places.end(), same) > 1) return refuse(place.device, " is there twice");
+    if (place.device != "cpu" && place.device != computing)
+      return refuse(place.device, " is not where the layers run (", computing,
+                    "); one process has attention there and on cpu, `dovetail up --attention-devices` on other GPUs");
+    if (place.device == "cpu" && !place.kv_bytes) return refuse("say how much of the host's memory, as cpu=64GiB");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> ReadRateOf(kernels::Device& device) {
+  if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device))
+    return engine::MeasureGpuReadRate(*gpu, kGpuReadBytes);
+  const auto stream = device.CreateStream();
+  if (stream == nullptr) return Internal(device.name(), ": no stream can be made");
+  return engine::MeasureReadRate(stream->pool(), engine::kHostReadRateBytes);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<engine::EmbeddedClusterOptions::AttentionPlace>> OpenAttentionPlaces(
+    const EngineFlags& flags, int compute_workers, RunningEngine& engine) {
+  DT_ASSIGN_OR_RETURN(const std::vector<AttentionPlace> places, ParseAttentionPlaces(kFlag, flags.attention_device));
+  DT_RETURN_IF_ERROR(CheckPlaces(flags, compute_workers, engine.device->name(), places));
+  std::vector<engine::EmbeddedClusterOptions::AttentionPlace> opened;
+  for (const AttentionPlace& place : places) {
+    engine::EmbeddedClusterOptions::AttentionPlace& one = opened.emplace_back();
+    one.device = engine.device.get();
+    if (place.device != engine.device->name()) {
+      DT_ASSIGN_OR_RETURN(engine.attention_device,
+                          engine::OpenDevice(kFlag, place.device, flags.threads, engine::kSpinBesideGpuUs));
+      one.device = engine.attention_device.get();
+    }
+    kernels::cuda::CudaDevice* const gpu = engine::AsGpu(*one.device);
+    one.kv_bytes = [bytes = place.kv_bytes, gpu] { return bytes ? *bytes : KvRoomOf(*gpu); };
+    if (places.size() == 1) continue;
+    DT_ASSIGN_OR_RETURN(one.read_rate, ReadRateOf(*one.device));
+    LogInfo(kFlag, ": ", place.device, " is read at ", std::llround(one.read_rate / 1e9), " GB/s");
+  }
+  if (places.size() > 1 && flags.placement != "tiers")
+    LogWarning(kFlag,
+               ": sequences are divided between the places by what they have to read; --placement tiers keeps "
+               "them on the faster one as long as that has room");
+  return opened;
 }
 
 }  // namespace dovetail::cli

@@ -5,18 +5,30 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/embedded_cluster.h"
+#include "server/cli/engine_flags.h"
 
 namespace dovetail::cli {
 
-// Where `dovetail up` has attention workers.
+// Where attention workers are.
 struct AttentionPlace {
   std::string device;                // cpu, or cuda:N
   std::optional<uint64_t> kv_bytes;  // of each worker there; none: as the flags of the KV cache say
 };
 
-// The value of --attention-devices, as cuda:0=8GiB,cpu=64GiB.
+// The value of a flag, as cuda:0=8GiB,cpu=64GiB.
 // Errors:  kInvalidArgument names the flag and the part that cannot be read.
 // Threads: pure.
-absl::StatusOr<std::vector<AttentionPlace>> ParseAttentionPlaces(const std::string& value);
+absl::StatusOr<std::vector<AttentionPlace>> ParseAttentionPlaces(const std::string& flag, const std::string& value);
+
+// Whether --attention-device is a list, or gives a size.
+bool HasAttentionPlaces(const EngineFlags& flags);
+
+// Opens the places that --attention-device lists, where layers run on engine.device: the host's is
+// engine.attention_device then. Measures what both memories are read at, for which 2 GiB of the host's are needed.
+// Errors:  kInvalidArgument names the flag that does not go with it, and what would.
+// Threads: none; measuring takes up to two seconds.
+absl::StatusOr<std::vector<engine::EmbeddedClusterOptions::AttentionPlace>> OpenAttentionPlaces(
+    const EngineFlags& flags, int compute_workers, RunningEngine& engine);
 
 }  // namespace dovetail::cli

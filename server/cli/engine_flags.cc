@@ -18,6 +18,7 @@
 #include "proto/sequence_frames.h"
 #include "proto/step_plan.h"
 #include "scheduler/core/limits.h"
+#include "server/cli/attention_places.h"
 #include "server/cli/command_line.h"
 #include "server/cli/compute_devices.h"
 #include "server/cli/model_text.h"
@@ -294,7 +295,9 @@ void AddWorkerDeviceFlags(CLI::App& command, EngineFlags& flags) {
       ->group("Device");
   command
       .add_option("--attention-device", flags.attention_device,
-                  "Where the KV cache lies and attention to it runs: cpu, cuda:N, or same (where the layers run)")
+                  "Where the KV cache lies and attention to it runs: cpu, cuda:N, or same (where the layers run). Or a "
+                  "list with sizes, as cuda:0=8GiB,cpu=64GiB: the layers' GPU and the host's memory, for --placement "
+                  "tiers")
       ->type_name("DEVICE")
       ->group("Device");
 }
@@ -544,7 +547,10 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
   DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, *checkpoint));
   DT_RETURN_IF_ERROR(OpenComputeDevices(flags, gpus, *checkpoint, engine));
-  if (flags.attention_device != "same" && flags.attention_device != engine.device->name()) {
+  std::vector<engine::EmbeddedClusterOptions::AttentionPlace> places;
+  if (HasAttentionPlaces(flags)) {
+    DT_ASSIGN_OR_RETURN(places, OpenAttentionPlaces(flags, compute_workers, engine));
+  } else if (flags.attention_device != "same" && flags.attention_device != engine.device->name()) {
     const int spin_us = engine::AsGpu(*engine.device) != nullptr ? engine::kSpinBesideGpuUs : engine::kSpinUs;
     DT_ASSIGN_OR_RETURN(engine.attention_device,
                         engine::OpenDevice("--attention-device", flags.attention_device, flags.threads, spin_us));
@@ -553,9 +559,10 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
       table.ok()) {
     ChooseExchangeOfGpus(*table, engine, flags);
     const bool on_gpu = engine::AsGpu(*engine.device) != nullptr;
-    const bool cache_on_its_gpu = on_gpu && engine.attention_device == nullptr && compute_workers == 1;
+    const bool on_its_gpu = engine.attention_device == nullptr || places.size() > 1;
+    const bool cache_on_its_gpu = on_gpu && on_its_gpu && compute_workers == 1;
     DT_RETURN_IF_ERROR(CheckPrefillExchange(flags, *table, on_gpu, cache_on_its_gpu));
-    kernels::Device& attending = engine.attention_device != nullptr ? *engine.attention_device : *engine.device;
+    kernels::Device& attending = on_its_gpu ? *engine.device : *engine.attention_device;
     DT_RETURN_IF_ERROR(attention::CheckKvStorage(*table, KvStorageOf(flags.kv_cache_dtype),
                                                  engine::AsGpu(attending) != nullptr ? attending.name() : ""));
   }
@@ -582,6 +589,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
   for (const RunningEngine::ComputeDevice& more : engine.more_compute_devices)
     options.more_compute_devices.push_back({more.gpu.get(), more.weights.get()});
   options.attention_device = engine.attention_device.get();
+  options.attention_places = std::move(places);
   kernels::Device& cache = engine.attention_device != nullptr ? *engine.attention_device : *engine.device;
   if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(cache); gpu != nullptr)
     options.kv_room = [gpu] { return KvRoomOf(*gpu); };

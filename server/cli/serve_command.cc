@@ -46,7 +46,7 @@ absl::Status RunServe(const ServeFlags& flags) {
                                  .kv_blocks = static_cast<int64_t>(cluster.kv_tokens() / kSegmentTokens)}));
   stop.OwnerEnds();
   LogInfo("serving ", api->model_name(), ": ", engine.model->weight_bytes >> 20, " MiB of weights, KV cache of ",
-          cluster.kv_tokens(), " tokens (", cluster.kv_bytes() >> 20, " MiB) on ", flags.engine.attention_workers,
+          cluster.kv_tokens(), " tokens (", cluster.kv_bytes() >> 20, " MiB) on ", cluster.attention_workers(),
           " attention worker(s)");
   api->PrintAddresses();
   const absl::Status end = WaitForEnd(stop, cluster);

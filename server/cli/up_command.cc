@@ -55,7 +55,7 @@ class Up {
   Up(const UpFlags& flags, StopSignal& stop) : flags_(flags), stop_(stop) {}
 
   absl::Status Run() {
-    DT_ASSIGN_OR_RETURN(places_, ParseAttentionPlaces(flags_.attention_devices));
+    DT_ASSIGN_OR_RETURN(places_, ParseAttentionPlaces("--attention-devices", flags_.attention_devices));
     DT_RETURN_IF_ERROR(CheckPrefillRanks(flags_.engine, /*compute_workers=*/std::nullopt));
     DT_RETURN_IF_ERROR(TuningOf(flags_.engine).status());
     DT_RETURN_IF_ERROR(CheckTraceFlags(flags_.traces));

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,7 @@
 #include "compute_worker/cuda/prompt_step_times.h"
 #include "compute_worker/prompt_scratch_size.h"
 #include "model/checkpoint.h"
+#include "proto/kv_blocks.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/golden/reference.h"
@@ -45,6 +48,7 @@ struct Case {
   int ranks = 1;        // compute workers that divide each prompt, the second on another GPU if there is one
   int piece = 2 << 20;  // bytes of K and V of earlier tokens that come at once
   int kv_heads = 2;     // half as many as there are heads
+  int gpu_tokens = 0;   // not 0: one attention worker is on the GPU, with room for so many, and one on the CPU
 
   friend std::ostream& operator<<(std::ostream& out, const Case& how) { return out << how.name; }
 };
@@ -117,6 +121,12 @@ class GpuPrompts : public ::testing::TestWithParam<Case> {
     options.compute.gather_piece_bytes = how.piece;
     const auto table = compute::AttentionTableOf(model_->config(), DType::kBF16);
     EXPECT_TRUE(table.ok());
+    if (how.gpu_tokens > 0) {
+      const uint64_t set = proto::BlocksPerSegment(*table) * attention::KvBlockBytes(*table, options.kv_storage);
+      const uint64_t bytes = set * how.gpu_tokens / kSegmentTokens;
+      options.attention_places = {{gpu_.get(), [bytes] { return bytes; }, 40},
+                                  {cpu_->device.get(), [] { return uint64_t{64} << 20; }, 1}};
+    }
     options.compute.prompt_scratch_bytes = how.scratch == Scratch::kAmple ? 64 << 20
                                            : how.scratch == Scratch::kStep
                                                ? compute::PromptScratchBytesOfAStep(*table, how.step_tokens)
@@ -303,6 +313,76 @@ TEST_P(OnOneGpu, PromptsTeachTheSchedulerRates) {
   EXPECT_GT(cluster_->stats().scheduler.last_prefill.predicted_s, 0);
   EXPECT_FALSE(AttendedHere());
 }
+
+class GpuAndHost : public GpuPrompts {
+ protected:
+  // Each token is what the CPU would choose after those before it, or as good as that.
+  void ExpectChoicesOfACpu(std::vector<TokenId> prompt, const std::vector<TokenId>& tokens) {
+    prompt.insert(prompt.end(), tokens.begin(), tokens.end() - 1);
+    requests::GenerationRequest request = GreedyRequest(prompt, 1);
+    request.logits_last = static_cast<int>(tokens.size());
+    const auto theirs = Generate(*reference_, request);
+    ASSERT_TRUE(theirs.ok()) << theirs.status();
+    const std::vector<float>& logits = (*theirs)->prompt_logits();
+    const size_t vocab = logits.size() / tokens.size();
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i * vocab);
+      double squares = 0;
+      for (size_t v = 0; v < vocab; ++v) squares += double{row[v]} * row[v];
+      const double rms = std::sqrt(squares / static_cast<double>(vocab));
+      EXPECT_GE(row[tokens[i]], *std::max_element(row, row + static_cast<std::ptrdiff_t>(vocab)) - kNearTie * rms) << i;
+    }
+  }
+  static constexpr double kNearTie = 0.15;  // several times the error of a logit
+};
+
+// Steps of those on the GPU stay there, meanwhile others' cross to the host, and what grows moves there.
+TEST_P(GpuAndHost, SequencesInBothMemoriesSayWhatACpuSays) {
+  std::vector<std::shared_ptr<cli::CollectingSink>> decodes;
+  for (int i = 0; i < 6; ++i) decodes.push_back(Submit(*cluster_, GreedyRequest(Tokens(100 + 9 * i, 5 + i), 90)));
+  for (const auto& sink : decodes) sink->WaitForTokens(1);
+  Measured("in the host's memory, with others", ErrorOf(Tokens(333, 9), 333));
+  EXPECT_TRUE(AttendedHere()) << "the host's prompts are attended on the GPU";
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_TRUE(decodes[i]->WaitForEnd().ok());
+    EXPECT_EQ(decodes[i]->protocol_errors(), 0);
+    ExpectChoicesOfACpu(Tokens(100 + 9 * i, 5 + i), decodes[i]->choices()[0].tokens);
+  }
+  EXPECT_GT(cluster_->stats().scheduler.moves, 0u);
+  cluster_->TakeStepSamples();
+  Measured("on the GPU", ErrorOf(Tokens(200, 11), 200));
+  EXPECT_FALSE(AttendedHere()) << "its prompts are attended where they lie";
+}
+
+// The host's steps follow each other without a pause. Tokens that the GPU has drawn are taken meanwhile.
+TEST_P(GpuAndHost, StreamsOnTheGpuDoNotWaitForTheEndOfTheHosts) {
+  const int fits = GetParam().gpu_tokens;
+  const auto on_gpu = Submit(*cluster_, GreedyRequest(Tokens(fits - 100, 1), 90));
+  on_gpu->WaitForTokens(1);
+  const auto on_host = Submit(*cluster_, GreedyRequest(Tokens(70, 2), 300));
+  on_host->WaitForTokens(1);
+  absl::Time gpu_ended, host_ended;
+  std::thread waits([&] {
+    EXPECT_TRUE(on_host->WaitForEnd().ok());
+    host_ended = absl::Now();
+  });
+  EXPECT_TRUE(on_gpu->WaitForEnd().ok());
+  gpu_ended = absl::Now();
+  waits.join();
+  EXPECT_LT(gpu_ended, host_ended);
+  ExpectChoicesOfACpu(Tokens(70, 2), on_host->choices()[0].tokens);
+  ExpectChoicesOfACpu(Tokens(fits - 100, 1), on_gpu->choices()[0].tokens);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , GpuAndHost,
+    testing::Values(Case{.name = "Tiers", .placement = scheduler::PlacementPolicy::kTiers, .gpu_tokens = 512},
+                    Case{.name = "TiersWithTheScratchOfAStep",
+                         .placement = scheduler::PlacementPolicy::kTiers,
+                         .scratch = Scratch::kStep,
+                         .micro_batches = 2,
+                         .gpu_tokens = 384}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 // What a rank waits for rows of other ranks is no work of its own: cuts follow what a token costs it.
 TEST(PromptStepTimes, CountWhatARankWaitsForRowsAsWaiting) {

@@ -210,6 +210,28 @@ class CapacityTest(unittest.TestCase):
                 self.assertIn(text, done.stderr.splitlines()[-1])
                 self.assertNotIn("loaded ", done.stderr)
 
+    def test_places_of_attention_in_one_process_that_cannot_be_are_refused(self):
+        for flags, text in (
+                (("cpu=1GiB,cpu=2GiB",), "--attention-device cpu=1GiB,cpu=2GiB: cpu is there twice"),
+                (("cuda:0=1GiB,cpu=1GiB",), "cuda:0 is not where the layers run (cpu)"),
+                (("cpu=",), "--attention-device: '' is no size"),
+                (("gpu=1GiB",), "--attention-device: 'gpu' is neither cpu nor cuda:N"),
+                (("cpu=8MiB", "--kv-cache-memory-bytes", "1GiB"), "leave --kv-cache-memory-bytes out"),
+                (("cpu=8MiB", "--attention-workers", "2"), "leave --attention-workers out"),
+                (("cpu=8MiB", "--placement", "heads"), "--placement heads would divide each sequence"),
+                (("cpu=8MiB", "--compute-workers", "2"), "a list is for one compute worker, and there are 2"),
+                (("cpu=1KiB",), "--attention-device")):
+            with self.subTest(flags=flags):
+                done = subprocess.run([BINARY, "run", MODEL, "Once", "--device", "cpu", "--attention-device", *flags],
+                                      capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(text, done.stderr.splitlines()[-1])
+        texts = {flags: subprocess.run([BINARY, "run", MODEL, "Once", "--device", "cpu", "--temperature", "0",
+                                        "--max-tokens", "20", *flags],
+                                       capture_output=True, text=True, timeout=60, check=True).stdout
+                 for flags in ((), ("--attention-device", "cpu=8MiB"))}
+        self.assertEqual(len(set(texts.values())), 1, texts)
+
     def test_a_worker_that_holds_no_whole_sequence_is_named_when_it_joins_and_the_others_serve(self):
         with contextlib.ExitStack() as stack:
             def start(role, *flags):
