@@ -10,6 +10,7 @@ namespace dovetail::engine {
 inline constexpr size_t kReadRateBytes = size_t{256} << 20;
 // More than the caches of servers with many cores: what KV caches in host memory are read at.
 inline constexpr size_t kHostReadRateBytes = size_t{2} << 30;
+inline constexpr size_t kGpuReadRateBytes = size_t{256} << 20;  // several times the cache of an H200
 
 // Bytes per second at which all threads of the pool together read memory, best of five passes over `bytes`, a multiple
 // of 1 MiB: what bounds the decoding of one sequence, which reads every weight once per token. Blocks for about 0.2 s

@@ -34,7 +34,6 @@ bool HasAttentionPlaces(const EngineFlags& flags) {
 namespace {
 
 constexpr char kFlag[] = "--attention-device";
-constexpr size_t kGpuReadBytes = size_t{256} << 20;  // several times the cache of an H200
 
 absl::Status CheckPlaces(const EngineFlags& flags, int compute_workers, const std::string& computing,
                          const std::vector<AttentionPlace>& places) {
@@ -59,7 +58,7 @@ absl::Status CheckPlaces(const EngineFlags& flags, int compute_workers, const st
 
 absl::StatusOr<double> ReadRateOf(kernels::Device& device) {
   if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device))
-    return engine::MeasureGpuReadRate(*gpu, kGpuReadBytes);
+    return engine::MeasureGpuReadRate(*gpu, engine::kGpuReadRateBytes);
   const auto stream = device.CreateStream();
   if (stream == nullptr) return Internal(device.name(), ": no stream can be made");
   return engine::MeasureReadRate(stream->pool(), engine::kHostReadRateBytes);

@@ -26,8 +26,10 @@ bool HasAttentionPlaces(const EngineFlags& flags);
 
 // Opens the places that --attention-device lists, where layers run on engine.device: the host's is
 // engine.attention_device then. Measures what both memories are read at, for which 2 GiB of the host's are needed.
-// Errors:  kInvalidArgument names the flag that does not go with it, and what would.
-// Threads: none; measuring takes up to two seconds.
+// Errors:  kInvalidArgument names the flag that does not go with it, and what would; those of opening a device and of
+// measuring.
+// Ownership: `engine` owns the devices of the places.
+// Threads: the devices must be idle. It blocks for up to two seconds.
 absl::StatusOr<std::vector<engine::EmbeddedClusterOptions::AttentionPlace>> OpenAttentionPlaces(
     const EngineFlags& flags, int compute_workers, RunningEngine& engine);
 

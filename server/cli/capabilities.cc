@@ -7,18 +7,12 @@
 #include "engine/measurements/memory_rate.h"
 
 namespace dovetail::cli {
-namespace {
-
-constexpr size_t kGpuBytes = size_t{256} << 20;  // several times the cache of an H200
-
-}  // namespace
-
 absl::StatusOr<control::Capabilities> MeasureCapabilities(kernels::Device& device, int threads) {
   control::Capabilities capabilities;
   capabilities.cores = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
   capabilities.device = device.name();
   if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device); gpu != nullptr) {
-    DT_ASSIGN_OR_RETURN(const double rate, engine::MeasureGpuReadRate(*gpu, kGpuBytes));
+    DT_ASSIGN_OR_RETURN(const double rate, engine::MeasureGpuReadRate(*gpu, engine::kGpuReadRateBytes));
     capabilities.memory_bytes_per_s = static_cast<uint64_t>(rate);
   } else {
     capabilities.memory_bytes_per_s = control::MeasureMemoryBandwidth();
