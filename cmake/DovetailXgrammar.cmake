@@ -13,9 +13,10 @@ if(NOT XGRAMMAR_ROOT)
     endif()
   endif()
 endif()
-# A copy of its sources is mended, once for each content of the file that says how.
+# A copy of its sources is mended, once for each folder of sources and each content of the file that says how.
 include(DovetailXgrammarMends)
-file(MD5 ${CMAKE_CURRENT_LIST_DIR}/DovetailXgrammarMends.cmake XGRAMMAR_MENDS)
+file(READ ${CMAKE_CURRENT_LIST_DIR}/DovetailXgrammarMends.cmake XGRAMMAR_MENDS)
+string(MD5 XGRAMMAR_MENDS "${XGRAMMAR_ROOT} ${XGRAMMAR_MENDS}")
 string(SUBSTRING ${XGRAMMAR_MENDS} 0 8 XGRAMMAR_MENDS)
 set(XGRAMMAR_CPP ${PROJECT_BINARY_DIR}/third_party/xgrammar_${XGRAMMAR_MENDS}/cpp)
 if(NOT EXISTS ${XGRAMMAR_CPP})

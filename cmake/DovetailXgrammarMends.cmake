@@ -113,11 +113,12 @@ function(dovetail_mend_xgrammar_sources FOLDER)
   # has as many states as the count.
   dovetail_mend_xgrammar(
     ${FOLDER}/grammar_functor.cc
-    [=[    repeated_sequence.push_back(infinite_repetition_id.value());
+    [=[  // If we have infinite repetition part, add it to the sequence.
+  if (infinite_repetition_id.has_value()) {
+    repeated_sequence.push_back(infinite_repetition_id.value());
   }
 ]=]
-    [=[  }
-]=])
+    "")
   dovetail_mend_xgrammar(
     ${FOLDER}/grammar_functor.cc
     [=[  // Add the sequence to choices.

@@ -3,10 +3,11 @@
 // Included by xgrammar's grammar_compiler.cc, which computes for each state of a grammar which tokens may follow
 // (cmake/DovetailXgrammarMends.cmake). It parses every token of the vocabulary for that, some 20 ms a state, and leaves
 // tokens that reach past the end of a rule to be parsed again whenever a text comes to that state. A string of at most
-// n characters has n states. What stands here spares most of both.
+// n characters has n states. The functions below save most of that work.
 //
 // `Grammar` is xgrammar::Grammar after its optimizer: `complete_fsm` numbers the states of all rules together.
-// Threads: functions of their arguments.
+// Errors:  none. Where nothing is known, a chain has length 0 and a rule does not end the text.
+// Threads: pure.
 
 #include <algorithm>
 #include <bitset>
@@ -15,11 +16,12 @@
 #include <map>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace dovetail {
 
-// Characters, all ASCII, that lead from a state through `length` others, whichever of them come in what order.
+// ASCII characters, any `length` of which lead from a state through as many others.
 struct StateChain {
   std::bitset<128> characters;
   size_t length = 0;
@@ -48,7 +50,7 @@ std::pair<int, StateChain> MostLeadTo(const Fsm& fsm, int state) {
   return most;
 }
 
-// The rule that begins in `state`, where it is one; otherwise -1.
+// A rule that begins in `state`; -1: none does.
 template <typename Fsm>
 int32_t RuleThatBeginsIn(const Fsm& fsm, int state) {
   int32_t rule = -1;
@@ -57,13 +59,13 @@ int32_t RuleThatBeginsIn(const Fsm& fsm, int state) {
   return rule;
 }
 
-// Follows one way through the grammar, so that what the chain accepts may follow, and other tokens, too.
+// Every token that the chain accepts may follow in the state. Tokens that it does not accept may follow, too.
 template <typename Grammar>
 StateChain ChainFrom(const Grammar& grammar, int32_t rule, int state) {
   StateChain chain;
   const auto& fsm = grammar->complete_fsm;
   for (size_t steps = 0; chain.length < kLongestChain && steps < 4 * kLongestChain; ++steps) {
-    // Rules whose end is no matter of their states alone.
+    // The end of such a rule depends on more than its states.
     if (grammar->GetRule(rule).is_lazy || grammar->GetSuffixStopInfo(rule) != nullptr) return chain;
     const auto [target, next] = MostLeadTo(fsm, state);
     if (next.length == 0) {
