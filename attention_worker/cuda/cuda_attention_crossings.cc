@@ -52,8 +52,8 @@ absl::Status CudaAttentionExecutor::Crossing::CheckTokensCome(MicroBatchId id, i
   return Internal("attention op ", op, ": a state that crosses does not come from GPU to GPU");
 }
 
-// In a stream of its own it waits for what the other has at hand, so for blocks that were copied for the step, but not
-// for steps that come there later.
+// In a stream of its own, the step waits for the work that the shared stream holds now, which includes blocks that were
+// copied for the step. It does not wait for steps that are launched there later.
 absl::Status CudaAttentionExecutor::HostCrossing::Use(const exchange::Seam&, MicroBatchId, MicroBatch& batch) {
   batch.stream = &executor_.HostsStream();
   batch.work = nullptr;

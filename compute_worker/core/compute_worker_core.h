@@ -358,8 +358,8 @@ struct ComputeWorkerOptions {
   int64_t gather_piece_bytes = kGatherPieceBytes;
   bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
                                   // the number of ops
-  // Steps that cross through the hosts take turns on the device with those that stay on it, instead of one behind the
-  // other.
+  // Steps that cross through the hosts have a stream of their own on the device, so that they do not queue behind steps
+  // that stay on it.
   bool hosts_apart = false;
 };
 

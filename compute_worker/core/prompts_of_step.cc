@@ -98,8 +98,7 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
     const int q_len = static_cast<int>(entry.tokens.size());
     const bool direct = IsBetweenRanks(entry.exchange);
     StopKeeping(entry.sequence);
-    const bool on_this_gpu = IsWholeOnOne(entry, &AttentionWorkerAddress::same_gpu);
-    if (!direct && (q_len < options_.prompt_tokens || on_this_gpu)) {
+    if (!direct && (q_len < options_.prompt_tokens || IsWholeOnOne(entry, &AttentionWorkerAddress::same_gpu))) {
       scratch_.Drop(entry.sequence);
       continue;
     }
