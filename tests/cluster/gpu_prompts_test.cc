@@ -316,7 +316,8 @@ TEST_P(OnOneGpu, PromptsTeachTheSchedulerRates) {
 
 class GpuAndHost : public GpuPrompts {
  protected:
-  // Each token is what the CPU would choose after those before it, or as good as that.
+  // The CPU gives each token the highest logit after the tokens before it, or a logit that is lower by kNearTie at
+  // most.
   void ExpectChoicesOfACpu(std::vector<TokenId> prompt, const std::vector<TokenId>& tokens) {
     prompt.insert(prompt.end(), tokens.begin(), tokens.end() - 1);
     requests::GenerationRequest request = GreedyRequest(prompt, 1);
@@ -336,7 +337,7 @@ class GpuAndHost : public GpuPrompts {
   static constexpr double kNearTie = 0.15;  // several times the error of a logit
 };
 
-// Steps of those on the GPU stay there, meanwhile others' cross to the host, and what grows moves there.
+// Steps of sequences on the GPU stay there. Steps of the others cross to the host. Sequences that outgrow the GPU move.
 TEST_P(GpuAndHost, SequencesInBothMemoriesSayWhatACpuSays) {
   std::vector<std::shared_ptr<cli::CollectingSink>> decodes;
   for (int i = 0; i < 6; ++i) decodes.push_back(Submit(*cluster_, GreedyRequest(Tokens(100 + 9 * i, 5 + i), 90)));
@@ -354,7 +355,7 @@ TEST_P(GpuAndHost, SequencesInBothMemoriesSayWhatACpuSays) {
   EXPECT_FALSE(AttendedHere()) << "its prompts are attended where they lie";
 }
 
-// The host's steps follow each other without a pause. Tokens that the GPU has drawn are taken meanwhile.
+// The host's steps follow each other without a pause. The compute worker takes the tokens that the GPU draws meanwhile.
 TEST_P(GpuAndHost, StreamsOnTheGpuDoNotWaitForTheEndOfTheHosts) {
   const int fits = GetParam().gpu_tokens;
   const auto on_gpu = Submit(*cluster_, GreedyRequest(Tokens(fits - 100, 1), 90));
