@@ -52,7 +52,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   }
 
   void AddPeer(const control::Peer&) override {}  // it answers every peer of the connector
-  // Steps of a dead compute worker are replaced by the next ones.
+  // The scheduler sends steps in place of those that end with a lost compute worker.
   void RemovePeer(const control::Peer& peer) override { node_->LosePeer(peer.node); }
   int Poll() override { return node_->Poll(); }
   absl::Status Health() const override { return node_ == nullptr ? absl::OkStatus() : node_->Health(); }

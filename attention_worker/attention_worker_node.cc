@@ -36,6 +36,11 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
   return node;
 }
 
+void AttentionWorkerNode::LosePeer(NodeId node) {
+  party_->Lose(node);
+  core_.LosePeer(node);
+}
+
 int AttentionWorkerNode::Poll() {
   SendReports();
   int frames = port_.Poll(*this, kFramesPerPoll);

@@ -39,8 +39,9 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   void WrapBackend(const std::function<std::unique_ptr<AttentionBackend>(std::unique_ptr<AttentionBackend>)>& wrap) {
     executor_ = wrap(std::move(executor_));
   }
-  // A compute worker is lost.
-  void LosePeer(NodeId node) { party_->Lose(node); }
+  // A peer is lost. Before the port removes it, which unmaps what it has sent: its steps end, and what they hold of its
+  // memory is not read again.
+  void LosePeer(NodeId node);
 
   // Handles what has arrived, at most kFramesPerPoll frames; returns how many. Does not wait for frames; blocks for as
   // long as the attention that they start takes. What fails inside a step is logged here and answered with

@@ -199,6 +199,11 @@ void AttentionWorkerCore::EndStepOf(SequenceId id) {
     if ((sequence->micro_batches & BitOf(batch)) != 0) EndStep(batch);
 }
 
+void AttentionWorkerCore::LosePeer(NodeId node) {
+  for (MicroBatch& batch : micro_batches_)
+    if (batch.phase != Phase::kIdle && batch.compute == node) EndStep(batch);
+}
+
 void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, const proto::PrefixProbe& message,
                                   std::vector<Action>& actions) {
   if (!CheckShardsAreOurs(message.shards).ok()) {

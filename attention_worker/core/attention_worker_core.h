@@ -151,6 +151,9 @@ class AttentionWorkerCore {
   // another micro-batch, ends the step that it was in.
   void Handle(const FrameArrived& frame, std::vector<Action>& actions);
 
+  // Steps of this peer end, and what it has sent for them is forgotten: its memory goes.
+  void LosePeer(NodeId node);
+
   // What the actions of the same name ask for.
   void TakeDigest(BlockSetId set, uint64_t digest);
   void AnswerOpen(const AnswerOpened& answer, std::vector<Action>& actions);
@@ -208,7 +211,8 @@ class AttentionWorkerCore {
     std::vector<SequenceState*> sequences;   // by entry, each knowing this micro-batch
     std::vector<proto::StepLayout> layouts;  // by group
     proto::PrefillPart part;                 // of a prefill group, with one entry
-    // Of next_op, until the ranks before this one have written theirs. Their senders keep them until they are answered.
+    // Of next_op, until the ranks before this one have written theirs. Their senders keep them until they are answered
+    // or lost (LosePeer).
     std::optional<std::span<const std::byte>> held_query, held_key_value;
     int pieces_asked = 0, pieces_given = 0;  // of next_op
   };

@@ -203,6 +203,33 @@ TEST_F(PrefillGroupTest, WhatIsAskedOfTokensBeforeTheGroupWaitsForNoRank) {
   }
 }
 
+// What it sent lies in memory that goes with it.
+TEST_F(PrefillGroupTest, WhatALostRankHasSentIsNotReadWhenThoseBeforeItGoOn) {
+  const Group group(10, {0, 64, 128, 200});
+  for (int rank = 0; rank < 3; ++rank) Begin(group.BeginOf(rank), group.StepOf(rank), rank);
+  const auto send = [&](int rank, FrameType type) {
+    const size_t bytes = (type == FrameType::kQuery ? 64 : 48) * group.Rows(rank);
+    return Send(NodeOf(rank), type, std::vector<std::byte>(bytes), group.StepOf(rank), rank, 0);
+  };
+  for (const int rank : {1, 2})
+    for (const FrameType type : {FrameType::kQuery, FrameType::kKeyValue})
+      EXPECT_THAT(send(rank, type), IsEmpty()) << "it waits for rank 0";
+  core_.LosePeer(NodeOf(1));
+  EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
+  for (const FrameType type : {FrameType::kQuery, FrameType::kKeyValue})
+    for (const Action& action : send(0, type)) {
+      const auto* finish = std::get_if<AppendAndFinish>(&action);
+      const auto* attend = std::get_if<AttendComplete>(&action);
+      ASSERT_TRUE(finish != nullptr || attend != nullptr);
+      EXPECT_EQ(finish != nullptr ? finish->micro_batch.value() : attend->micro_batch.value(), 0);
+    }
+  // Its tokens never come, so rank 2 never goes on. A group that is tried again, with another worker, gets through.
+  EXPECT_THAT(send(1, FrameType::kKeyValue), IsEmpty());
+  const Group again(20, {0, 64, 200});
+  EXPECT_EQ(Refusal(Begin(again.BeginOf(0), 20, 0)), "accepted");
+  EXPECT_EQ(Refusal(Begin(again.BeginOf(1), 21, 2)), "accepted");
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, PrefillGroupOrder, ::testing::Range(0, 200));
 
 TEST_F(PrefillGroupTest, AStepThatRefersToAGroupWithoutAllItsTokensIsRefused) {
