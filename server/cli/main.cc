@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 
+#include "base/crash_report.h"
 #include "server/cli/bench_command.h"
 #include "server/cli/bench_cost_command.h"
 #include "server/cli/bench_device_command.h"
@@ -235,4 +236,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace dovetail::cli
 
-int main(int argc, char** argv) { return dovetail::cli::Main(argc, argv); }
+int main(int argc, char** argv) {
+  dovetail::ReportCrashes(argv[0]);
+  return dovetail::cli::Main(argc, argv);
+}

@@ -20,6 +20,7 @@
 #include "compute_worker/compute_worker_main.h"
 #include "control/ucx_connector.h"
 #include "engine/remote_model.h"
+#include "gtest/gtest.h"
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "tests/support/frail_device.h"
 #include "tests/support/test_data.h"
@@ -104,7 +105,9 @@ class MiniCluster::Process {
   ~Process() {
     if (pid_ > 0) {
       kill(pid_, SIGTERM);
-      Wait();
+      // Clusters get over a worker that crashes as they do over one that is killed.
+      const int end = Wait();
+      EXPECT_TRUE(end < 128 || end == 128 + SIGTERM) << "a process ended with signal " << end - 128 << ": " << Log();
     }
     close(out_);
   }

@@ -52,6 +52,9 @@ class Process:
             raise AssertionError(f"did not end within {limit} s of signal {number}:\n{text}") from None
         self.reader.join()
         self.process.stdout.close()
+        # Another is started in place of a child that crashes, and streams go on, as after a kill.
+        crash = next((i for i, line in enumerate(self.lines) if re.search(r"\*\*\* SIG[A-Z]+ received", line)), None)
+        assert crash is None, "it, or a child of it, crashed:\n" + "\n".join(self.lines[max(0, crash - 20):])
         return self.process.returncode
 
     def _read(self):

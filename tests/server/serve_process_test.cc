@@ -19,6 +19,7 @@
 namespace dovetail::server::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -364,6 +365,13 @@ TEST_F(Serve, ASecondSignalEndsAtOnce) {
   }
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 128 + SIGTERM);
+}
+
+TEST_F(Serve, ACrashSaysInWhichFunctions) {
+  ServeProcess server(With({}));
+  server.Signal(SIGSEGV);
+  EXPECT_EQ(server.Wait(), 128 + SIGSEGV);
+  EXPECT_THAT(server.ErrorText(), AllOf(HasSubstr("SIGSEGV"), HasSubstr("dovetail::cli::")));
 }
 
 TEST_F(Serve, NoPromptIsLoggedOrDumped) {
