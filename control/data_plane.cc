@@ -56,7 +56,7 @@ absl::StatusOr<WorkerMain::ConnectorFactory> ConnectorsOf(const DataPlane& plane
   UcxOptions options;
   DT_ASSIGN_OR_RETURN(options.lanes, transport::ucx::ParseLanes(plane.lanes));
   options.devices = plane.devices;
-  if (plane.spin_us > 0) options.spin = absl::Microseconds(plane.spin_us);
+  if (plane.spin_us > 0) options.spin = options.most_spin = absl::Microseconds(plane.spin_us);
   DT_RETURN_IF_ERROR(SetPorts(plane.ports, options));
   return [options, plane, security, meeting](NodeId node,
                                              Epoch epoch) -> absl::StatusOr<std::unique_ptr<transport::Connector>> {

@@ -88,7 +88,9 @@ void AddDataFlags(CLI::App& command, control::DataPlane& plane) {
       .add_option(
           "--spin-us", plane.spin_us,
           "Microseconds for which threads without work watch for it before they sleep. A wake-up takes 20 to 50, "
-          "in every layer; 0: few on a CPU that others share, a millisecond on a host whose GPU runs the layers")
+          "in every layer; 0: 50 on a CPU, and up to a millisecond while waits are as short as that; a millisecond on "
+          "a "
+          "host whose GPU runs the layers")
       ->check(WholeNumber(0, kernels::kMaxSpinUs))
       ->type_name("N")
       ->group("Data plane");

@@ -24,6 +24,7 @@
 #include "transport/ucx/send_window.h"
 #include "transport/ucx/slot_allocator.h"
 #include "transport/ucx/ucx_version.h"
+#include "transport/ucx/wait_spin.h"
 #include "transport/ucx/wire.h"
 
 namespace dovetail::transport::ucx {
@@ -303,6 +304,20 @@ TEST(ReceiveWindow, HoldsAsManyTensorsAsAPeerMayHaveUnansweredBesidesAsManyMessa
   window.Answer(1, [&](const ReceiveWindow::Frame& held) { released += held.header.micro_batch == 1; });
   EXPECT_EQ(released, kMaxFramesInFlight / 2);
   EXPECT_EQ(window.Accept(sequence, 1, frame), Verdict::kTaken);
+}
+
+TEST(WaitSpin, IsLongWhileWaitsAreShortAndShortOnceOneIsLong) {
+  constexpr absl::Duration kLeast = absl::Microseconds(50), kMost = absl::Milliseconds(1);
+  WaitSpin spin(kLeast, kMost);
+  EXPECT_EQ(spin.now(), kLeast);
+  spin.Came(kMost);
+  EXPECT_EQ(spin.now(), kMost);
+  spin.Came(kMost + absl::Microseconds(1));
+  EXPECT_EQ(spin.now(), kLeast) << "it slept most of the wait";
+  spin.Came(absl::Microseconds(70));
+  EXPECT_EQ(spin.now(), kMost);
+  spin.TimedOut();
+  EXPECT_EQ(spin.now(), kLeast);
 }
 
 TEST(SlotAllocator, SlotsNeverOverlapAndEverythingComesBackWhole) {

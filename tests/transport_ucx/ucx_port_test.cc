@@ -415,7 +415,7 @@ TEST(UcxSpent, AnAddressOfBeforeLeadsToNoLaterIncarnationOfTheSameProcess) {
 TEST_P(UcxPortTest, NodesThatSleepBetweenTensorsMissNone) {
   const auto options = [&](uint32_t node) {
     UcxOptions sleepy = Options(node);
-    sleepy.spin = absl::ZeroDuration();
+    sleepy.spin = sleepy.most_spin = absl::ZeroDuration();
     sleepy.beat = absl::Minutes(2);
     sleepy.silence = absl::Minutes(8);
     return sleepy;

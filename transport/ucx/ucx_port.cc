@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -75,8 +76,10 @@ absl::Status UcxOptions::Validate() const {
   if (beat <= absl::ZeroDuration() || silence < 4 * beat)
     return InvalidArgument("beat, silence: ", absl::FormatDuration(beat), " and ", absl::FormatDuration(silence),
                            "; silence is at least four beats");
-  if (spin < absl::ZeroDuration() || keepalive <= absl::ZeroDuration() || close_timeout < absl::ZeroDuration())
-    return InvalidArgument("spin, keepalive, close_timeout: must not be negative, nor keepalive 0");
+  if (spin < absl::ZeroDuration() || most_spin < spin || keepalive <= absl::ZeroDuration() ||
+      close_timeout < absl::ZeroDuration())
+    return InvalidArgument(
+        "spin, keepalive, close_timeout: must not be negative, nor keepalive 0, nor most_spin less than spin");
   return absl::OkStatus();
 }
 
@@ -86,7 +89,8 @@ UcxPort::UcxPort(const UcxOptions& options)
       retired_(options.max_retired_bytes),
       listened_(SystemClock().Now()),
       now_(listened_),
-      next_tick_(now_) {}
+      next_tick_(now_),
+      spin_(options.spin, options.most_spin) {}
 
 absl::StatusOr<std::unique_ptr<UcxPort>> UcxPort::Create(const UcxOptions& options) {
   DT_RETURN_IF_ERROR(options.Validate());
@@ -487,17 +491,25 @@ bool UcxPort::Wait(absl::Duration timeout) {
   TickAt(begun);
   connected_one_ = false;
   const absl::Time deadline = begun + std::min(timeout, absl::Hours(1));
-  const absl::Time spin_end = std::min(deadline, begun + options_.spin);
+  const absl::Time spin_end = std::min(deadline, begun + spin_.now());
   while (true) {
     Progress();
     if (SomethingToDo()) {
       doze_.store(kQuiet, std::memory_order_release);
+      if (deliverable_) spin_.Came(SystemClock().Now() - begun);  // not of the bell, which other threads ring
       return true;
     }
     const absl::Time now = SystemClock().Now();
-    if (now >= deadline) return false;
+    if (now >= deadline) {
+      spin_.TimedOut();
+      return false;
+    }
     TickAt(now);
-    if (now >= spin_end) Sleep(std::min(deadline, next_tick_) - now);
+    if (now >= spin_end) {
+      Sleep(std::min(deadline, next_tick_) - now);
+    } else if (now - begun >= options_.spin) {
+      std::this_thread::yield();  // what it waits for may need this core
+    }
   }
 }
 

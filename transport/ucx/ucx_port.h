@@ -15,6 +15,7 @@
 #include "transport/ucx/receive_window.h"
 #include "transport/ucx/retired_regions.h"
 #include "transport/ucx/send_window.h"
+#include "transport/ucx/wait_spin.h"
 #include "transport/waiter.h"
 
 namespace dovetail::transport::ucx {
@@ -35,7 +36,8 @@ struct UcxOptions {
                                   << 20;  // that each peer may PUT into, on shared memory; a power of two; 0: none
   uint64_t max_retired_bytes = uint64_t{2} << 30;    // of regions of removed peers; beyond it new peers get none
   uint64_t put_min_bytes = 0;                        // smaller tensors go as active messages: measured, see the ADR
-  absl::Duration spin = absl::Microseconds(50);      // Wait polls this long before it sleeps
+  absl::Duration spin = absl::Microseconds(50);      // Wait polls this long before it sleeps,
+  absl::Duration most_spin = absl::Milliseconds(1);  // or this long, while waits are that short (wait_spin.h)
   absl::Duration keepalive = absl::Seconds(1);       // of UCX; finds some dead peers, no stopped ones
   absl::Duration beat = absl::Milliseconds(50);      // this node sends every peer something at least so often
   absl::Duration silence = absl::Milliseconds(500);  // SilentPeers() are those not heard for longer
@@ -145,7 +147,7 @@ class UcxPort final : public Port, public Waiter {
   absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, LentBytes payload) override;
   int Poll(FrameHandler& handler, int max_frames) override;
 
-  // Waiter. Polls for `spin`, then sleeps until a peer or Ring() wakes it.
+  // Waiter. Polls for `spin` to `most_spin`, then sleeps until a peer or Ring() wakes it.
   void Ring() override;
   bool Wait(absl::Duration timeout) override;
 
@@ -207,6 +209,7 @@ class UcxPort final : public Port, public Waiter {
   int deaths_fd_ = -1;  // an epoll of the peers' processes
   int edges_fd_ = -1;   // an epoll of UCX's descriptor that tells of what is new only
   std::atomic<int> doze_{kQuiet};
+  WaitSpin spin_;
 };
 
 }  // namespace dovetail::transport::ucx
