@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/segment_tree.h"
 
 namespace dovetail::engine {
 namespace {
@@ -194,6 +195,9 @@ absl::StatusOr<Window> MeasurePrefill(Engine& engine, PromptSource& prompts, int
   return Window{Seconds(run.start, run.sequences[0].front().time), tokens};
 }
 
+// What a step takes of a prompt where the scheduler spares running streams (SchedulerOptions::prefill_itl_budget).
+constexpr int kLeastPart = kSegmentTokens;
+
 int OutputTokensNeeded(const BatchShape& shape) {
   // Steps: a prompt that ends inside one, and the first and last of the window; and a quarter more, as much as the
   // sequences of one micro-batch may be ahead of another's.
@@ -205,7 +209,7 @@ int OutputTokensNeeded(const BatchShape& shape) {
   return shape.output_tokens + shape.output_tokens / 4 + prompt_steps + kMargin;
 }
 
-absl::StatusOr<Window> MeasureBatch(Engine& engine, PromptSource& prompts, const BatchShape& shape) {
+static absl::StatusOr<Window> MeasureOnce(Engine& engine, PromptSource& prompts, const BatchShape& shape) {
   std::vector<requests::GenerationRequest> requests;
   for (int i = 0; i < shape.sequences; ++i)
     requests.push_back(RequestOf(prompts.Next(shape.prompt_tokens), OutputTokensNeeded(shape)));
@@ -219,6 +223,16 @@ absl::StatusOr<Window> MeasureBatch(Engine& engine, PromptSource& prompts, const
   const auto length = std::chrono::duration_cast<TimePoint::duration>(duration<double>(window.seconds));
   window.beside_tokens = reader->TokensWithin(window.start, window.start + length);
   return window;
+}
+
+absl::StatusOr<Window> MeasureBatch(Engine& engine, PromptSource& prompts, const BatchShape& shape) {
+  const auto window = MeasureOnce(engine, prompts, shape);
+  if (!absl::IsFailedPrecondition(window.status())) return window;
+  BatchShape slowly = shape;
+  slowly.tokens_per_step = shape.sequences + kLeastPart;
+  if (OutputTokensNeeded(slowly) <= OutputTokensNeeded(shape)) return window;
+  const auto again = MeasureOnce(engine, prompts, slowly);
+  return again.ok() ? again : window;
 }
 
 }  // namespace dovetail::engine

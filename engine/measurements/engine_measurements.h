@@ -63,7 +63,8 @@ struct BatchShape {
 int OutputTokensNeeded(const BatchShape& shape);
 
 // Decoding at a full batch: FullBatchWindow of `shape.sequences` requests submitted at once. Prompts that are read at
-// the same time are submitted after them, by a thread of their own.
+// the same time are submitted after them, by a thread of their own. Once more, with longer answers, where the first
+// ended before the last prompt was read, because steps took less of the prompts than tokens_per_step.
 absl::StatusOr<Window> MeasureBatch(Engine& engine, PromptSource& prompts, const BatchShape& shape);
 
 }  // namespace dovetail::engine

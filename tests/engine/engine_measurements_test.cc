@@ -183,6 +183,55 @@ TEST(Measurements, ReadPromptsBesideABatchAndCountThoseOfItsWindow) {
   EXPECT_LT(window->beside_tokens, 42 * 700);
 }
 
+// Takes 64 tokens of a prompt in a step, and gives a token of each running sequence meanwhile.
+class SparingEngine final : public Engine {
+ public:
+  explicit SparingEngine(size_t sequences) : sequences_(sequences) {}
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override {
+    for (size_t read = 0; read < request.prompt.size(); read += 64) Step();
+    left_.emplace_back(std::move(sink), request.max_tokens);
+    if (++submitted % sequences_ == 0)
+      while (Step()) {
+      }
+    return RequestId(1);
+  }
+  void Cancel(RequestId) override {}
+  void StopChoice(RequestId, int) override {}
+  void Pause(RequestId) override {}
+  void Resume(RequestId) override {}
+  EngineStats stats() override { return {}; }
+  std::vector<StepSample> TakeStepSamples() override { return {}; }
+
+  size_t submitted = 0;
+
+ private:
+  bool Step() {
+    bool any = false;
+    for (auto& [sink, left] : left_) {
+      if (left == 0) continue;
+      any = true;
+      requests::GenerationUpdate update;
+      update.tokens = {1};
+      update.choice_finished = update.request_finished = --left == 0;
+      update.reason = requests::FinishReason::kLength;
+      sink->OnUpdate(std::move(update));
+    }
+    return any;
+  }
+
+  const size_t sequences_;
+  std::vector<std::pair<std::shared_ptr<GenerationSink>, int>> left_;
+};
+
+TEST(Measurements, OfBatchesWhosePromptsAreReadInSmallPartsHaveLongerAnswers) {
+  SparingEngine engine(8);
+  PromptSource prompts{.vocab_size = 100};
+  const auto window = MeasureBatch(engine, prompts, {.sequences = 8, .prompt_tokens = 256, .output_tokens = 20});
+  ASSERT_TRUE(window.ok()) << window.status();
+  EXPECT_EQ(window->tokens, 8 * 20);
+  EXPECT_EQ(engine.submitted, 16u) << "once more";
+}
+
 TEST(Measurements, PassOnRefusalsAndSequencesThatEndEarly) {
   InstantEngine engine;
   PromptSource prompts{.vocab_size = 100};
