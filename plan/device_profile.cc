@@ -47,6 +47,7 @@ void FieldsOf(Io& io, ProductRates& x) {
   io.Text("weights", x.weights);
   io.Number("bytes_per_weight", x.bytes_per_weight);
   io.List("points", x.points, 1);
+  io.OptionalList("cached_points", x.cached_points);
 }
 template <typename Io>
 void FieldsOf(Io& io, AttentionRates& x) {
@@ -90,6 +91,7 @@ void FieldsOf(Io& io, DeviceProfile& x) {
   io.Text("source", x.source);
   io.Whole("threads", x.threads);
   io.Number("memory_gb", x.memory_gb);
+  io.OptionalNumber("cache_bytes", x.cache_bytes);
   io.Number("load", x.load, Least::kZero);
   io.List("reads", x.reads, 1);
   io.List("products", x.products, 1);
@@ -101,16 +103,34 @@ void FieldsOf(Io& io, DeviceProfile& x) {
 
 namespace {
 
+using Points = std::vector<ProductRates::Point>;
+
+absl::Status CheckPoints(const Points& points, const std::string& place) {
+  if (points.front().rows != 1) return InvalidArgument(place, "[0]: rows: ", points.front().rows, " is not 1");
+  for (size_t p = 1; p < points.size(); ++p)
+    if (points[p].rows <= points[p - 1].rows)
+      return InvalidArgument(place, "[", p, "]: rows: ", points[p].rows, " does not come after ", points[p - 1].rows);
+  return absl::OkStatus();
+}
+
 absl::Status CheckPoints(const DeviceProfile& profile, const std::string& name) {
   for (size_t i = 0; i < profile.products.size(); ++i) {
-    const auto& points = profile.products[i].points;
-    const std::string place = absl::StrCat(name, ": products[", i, "]: points");
-    if (points.front().rows != 1) return InvalidArgument(place, "[0]: rows: ", points.front().rows, " is not 1");
-    for (size_t p = 1; p < points.size(); ++p)
-      if (points[p].rows <= points[p - 1].rows)
-        return InvalidArgument(place, "[", p, "]: rows: ", points[p].rows, " does not come after ", points[p - 1].rows);
+    const ProductRates& rates = profile.products[i];
+    const std::string place = absl::StrCat(name, ": products[", i, "]: ");
+    DT_RETURN_IF_ERROR(CheckPoints(rates.points, place + "points"));
+    if (!rates.cached_points.empty()) DT_RETURN_IF_ERROR(CheckPoints(rates.cached_points, place + "cached_points"));
   }
   return absl::OkStatus();
+}
+
+double SecondsAt(const Points& points, double rows) {
+  const auto above = std::find_if(points.begin(), points.end(),
+                                  [&](const auto& point) { return static_cast<double>(point.rows) >= rows; });
+  if (above == points.end()) return points.back().s_per_weight * rows / static_cast<double>(points.back().rows);
+  if (above == points.begin()) return points.front().s_per_weight;
+  const auto& below = *(above - 1);
+  const double part = (rows - static_cast<double>(below.rows)) / static_cast<double>(above->rows - below.rows);
+  return below.s_per_weight + part * (above->s_per_weight - below.s_per_weight);
 }
 
 absl::StatusOr<const ProductRates*> Find(const DeviceProfile& profile, const std::string& weights) {
@@ -125,23 +145,19 @@ absl::StatusOr<const ProductRates*> Find(const DeviceProfile& profile, const std
 
 }  // namespace
 
-absl::StatusOr<double> DeviceProfile::ProductSeconds(const std::string& weights, double rows,
-                                                     double weights_count) const {
+absl::StatusOr<double> DeviceProfile::ProductSeconds(const std::string& weights, double rows, double weights_count,
+                                                     double cached) const {
   DT_ASSIGN_OR_RETURN(const ProductRates* rates, Find(*this, weights));
-  const auto& points = rates->points;
-  const auto above = std::find_if(points.begin(), points.end(),
-                                  [&](const auto& point) { return static_cast<double>(point.rows) >= rows; });
-  double s = 0;
-  if (above == points.end()) {
-    s = points.back().s_per_weight * rows / static_cast<double>(points.back().rows);
-  } else if (above == points.begin()) {
-    s = points.front().s_per_weight;
-  } else {
-    const auto& below = *(above - 1);
-    const double part = (rows - static_cast<double>(below.rows)) / static_cast<double>(above->rows - below.rows);
-    s = below.s_per_weight + part * (above->s_per_weight - below.s_per_weight);
-  }
-  return s * weights_count;
+  const double from_memory = SecondsAt(rates->points, rows);
+  // Beyond the few rows that were measured so, arithmetic decides.
+  const Points& near = rates->cached_points;
+  const bool few = !near.empty() && rows <= static_cast<double>(near.back().rows);
+  const double from_caches = few ? std::min(from_memory, SecondsAt(near, rows)) : from_memory;
+  return (cached * from_caches + (1 - cached) * from_memory) * weights_count;
+}
+
+double DeviceProfile::CachedShare(double model_bytes) const {
+  return cache_bytes > 0 ? std::clamp(2 - 2 * model_bytes / cache_bytes, 0.0, 1.0) : 0;
 }
 
 absl::StatusOr<double> DeviceProfile::BytesPerWeight(const std::string& weights) const {
@@ -201,8 +217,8 @@ absl::StatusOr<DeviceProfile> ParseDeviceProfile(const std::string& text, const 
     return InvalidArgument(name,
                            ": dovetail_device_profile: has to be the profile's version, and is missing; "
                            "`dovetail bench device` writes profiles");
-  if (version->get<int64_t>() != kProfileVersion)
-    return Unimplemented(name, ": dovetail_device_profile: version ", version->dump(), " is not ", kProfileVersion,
+  if (version->get<int64_t>() < 1 || version->get<int64_t>() > kProfileVersion)
+    return Unimplemented(name, ": dovetail_device_profile: version ", version->dump(), " is not 1..", kProfileVersion,
                          ", which this program reads; measure the device again");
   parsed.erase("dovetail_device_profile");
   DeviceProfile profile;

@@ -12,7 +12,8 @@
 
 namespace dovetail::plan {
 
-inline constexpr int kProfileVersion = 1;
+// What ToJson writes. Version 1 has no rates of caches, and is read as well.
+inline constexpr int kProfileVersion = 2;
 
 // All threads together read so many bytes a second from memory, past every cache.
 struct ReadRate {
@@ -30,6 +31,8 @@ struct ProductRates {
   std::string weights;
   double bytes_per_weight = 0;  // in memory, scales included
   std::vector<Point> points;    // rows ascending, the first is 1
+  // Of few rows, with W read from caches (DeviceProfile::cache_bytes); empty: not measured.
+  std::vector<Point> cached_points;
 };
 
 // Softmax attention over K and V of `head_dim`, `group` query heads for each KV head.
@@ -80,7 +83,8 @@ struct DeviceProfile {
   std::string source;  // what measured it
   int threads = 1;     // that all rates but `reads` are of
   double memory_gb = 0;
-  double load = 0;  // of the machine when the measurement began: processes that wanted a core, as uptime says
+  double cache_bytes = 0;  // that its threads read much faster than memory, however often; 0: not measured
+  double load = 0;         // of the machine when the measurement began: processes that wanted a core, as uptime says
   std::vector<ReadRate> reads;
   std::vector<ProductRates> products;
   std::vector<AttentionRates> attention;
@@ -88,10 +92,14 @@ struct DeviceProfile {
   std::vector<LinkRates> links;
   StepOverhead steps;
 
-  // Seconds of one product of n k = `weights_count` weights. Between two measured numbers of rows the time is a line;
-  // beyond the last it grows with the rows. `rows` >= 1; it need not be whole. kNotFound names the format that was not
-  // measured and those that were.
-  absl::StatusOr<double> ProductSeconds(const std::string& weights, double rows, double weights_count) const;
+  // Seconds of one product of n k = `weights_count` weights, of which the share `cached` (0..1) is read from caches.
+  // Between two measured numbers of rows the time is a line; beyond the last it grows with the rows. `rows` >= 1; it
+  // need not be whole. kNotFound names the format that was not measured and those that were.
+  absl::StatusOr<double> ProductSeconds(const std::string& weights, double rows, double weights_count,
+                                        double cached = 0) const;
+  // The share of a model's weights that stays in caches from one step to the next: all of half of cache_bytes, since K,
+  // V and activations pass through them as well; nothing of as much as they hold, for it pushes itself out.
+  double CachedShare(double model_bytes) const;
   absl::StatusOr<double> BytesPerWeight(const std::string& weights) const;
   // The measured shape that is nearest: the same type in memory, then the nearest head_dim, then the nearest group.
   // kNotFound names the type.

@@ -12,7 +12,8 @@
 
 // Values to and from JSON by one list of their fields, so that what is written can be read: a function
 //   template <typename Io> void FieldsOf(Io& io, Value& value)
-// calls io.Number, io.Whole, io.Text and io.List for each field.
+// calls io.Number, io.Whole, io.Text and io.List for each field, and io.OptionalNumber and io.OptionalList for those
+// that may be missing, which are not written while they are 0 or empty.
 //
 // Threads: thread-compatible.
 
@@ -89,6 +90,15 @@ class FieldReader {
       Take((*found)[i], absl::StrCat(place_, ": ", name, "[", i, "]"), values[i]);
   }
 
+  // Fields that need not be there: then the value stays as it is.
+  void OptionalNumber(const char* name, double& value) {
+    if (object_.contains(name)) Number(name, value, Least::kZero);
+  }
+  template <typename Value>
+  void OptionalList(const char* name, std::vector<Value>& values) {
+    if (object_.contains(name)) List(name, values);
+  }
+
   // Of the first field that was wrong, else of one that no call asked for.
   absl::Status Finish() {
     if (!status_.ok()) return status_;
@@ -154,6 +164,13 @@ class FieldWriter {
       list.push_back(std::move(writer.json));
     }
     json[name] = std::move(list);
+  }
+  void OptionalNumber(const char* name, double& value) {
+    if (value != 0) Number(name, value);
+  }
+  template <typename Value>
+  void OptionalList(const char* name, std::vector<Value>& values) {
+    if (!values.empty()) List(name, values);
   }
 
   Json json = Json::object();

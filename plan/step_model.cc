@@ -65,6 +65,7 @@ absl::Status StepModel::Init() {
         product.experts > 0 ? static_cast<double>(product.chosen) / static_cast<double>(product.experts) : 1;
     if (!product.head) layer_values_ += of_a_row * copies * static_cast<double>(product.outputs + product.inputs);
   }
+  cached_ = compute_.CachedShare(weight_bytes_);
   for (int group = 0; group < work_.attention.group_count(); ++group)
     DT_RETURN_IF_ERROR(AddGroup(LayerGroup(static_cast<uint16_t>(group))));
   return absl::OkStatus();
@@ -114,9 +115,8 @@ double StepModel::ProductSeconds(double rows, double drawn) const {
       with = std::max(1.0, with * static_cast<double>(product.chosen) / met);
     }
     // Formats were looked up by Init.
-    seconds +=
-        copies * *compute_.ProductSeconds(product.weights, with,
-                                          static_cast<double>(product.outputs) * static_cast<double>(product.inputs));
+    const double weights = static_cast<double>(product.outputs) * static_cast<double>(product.inputs);
+    seconds += copies * *compute_.ProductSeconds(product.weights, with, weights, cached_);
   }
   return seconds;
 }

@@ -58,8 +58,9 @@ absl::StatusOr<plan::DeviceProfile> MeasureDevice(const BenchDeviceFlags& flags)
   profile.memory_gb = MemoryGb();
   Tell("memory");
   DT_ASSIGN_OR_RETURN(profile.reads, engine::MeasureReads(profile.threads));
+  DT_ASSIGN_OR_RETURN(profile.cache_bytes, engine::MeasureCacheBytes(stream->pool(), profile.reads.back().bytes_per_s));
   Tell("products");
-  DT_ASSIGN_OR_RETURN(profile.products, engine::MeasureProducts(*stream, flags.point_seconds));
+  DT_ASSIGN_OR_RETURN(profile.products, engine::MeasureProducts(*stream, flags.point_seconds, profile.cache_bytes));
   Tell("attention");
   DT_ASSIGN_OR_RETURN(profile.attention, engine::MeasureAttention(*stream, flags.point_seconds));
   Tell("linear states");
@@ -98,7 +99,7 @@ void AddBenchDeviceFlags(CLI::App& command, BenchDeviceFlags& flags) {
   add("--out", flags.out, "The profile to write; empty: standard output", "FILE");
   add("--threads", flags.threads, "Of the worker that the profile stands for; 0: one per core", "N")
       ->check(WholeNumber(0, kernels::ThreadPool::kMaxThreads, "0 takes one per core"));
-  add("--point-seconds", flags.point_seconds, "How long each of some 250 points is measured; the best run counts", "S")
+  add("--point-seconds", flags.point_seconds, "How long each of some 300 points is measured; the best run counts", "S")
       ->check(Number(0.001, 10));
 }
 

@@ -5,6 +5,7 @@
 #include "engine/measurements/device/device_kernels.h"
 #include "engine/measurements/device/step_overhead.h"
 #include "kernels/packed_weights.h"
+#include "kernels/thread_pool.h"
 
 namespace dovetail::engine {
 namespace {
@@ -63,7 +64,7 @@ TEST(DeviceMeasurements, EveryFormatOfWeightsHasPointsFromOneRowOn) {
   const auto device = kernels::CreateCpuDevice({.threads = 1});
   ASSERT_TRUE(device.ok()) << device.status();
   const auto stream = (*device)->CreateStream();
-  const auto products = MeasureProducts(*stream, kShort);
+  const auto products = MeasureProducts(*stream, kShort, /*cache_bytes=*/2 << 20);
   ASSERT_TRUE(products.ok()) << products.status();
   EXPECT_EQ(products->size(), static_cast<size_t>(kernels::kPackedFormats));
   for (const plan::ProductRates& rates : *products) {
@@ -72,7 +73,20 @@ TEST(DeviceMeasurements, EveryFormatOfWeightsHasPointsFromOneRowOn) {
     ASSERT_EQ(rates.points.size(), 10u) << rates.weights;
     EXPECT_EQ(rates.points.front().rows, 1);
     for (const auto& point : rates.points) EXPECT_GT(point.s_per_weight, 0) << rates.weights << " " << point.rows;
+    // A matrix of 2^20 weights fits into half of the caches.
+    EXPECT_EQ(rates.cached_points.size(), rates.bytes_per_weight <= 1 ? 4u : 0u) << rates.weights;
+    for (const auto& point : rates.cached_points) EXPECT_GT(point.s_per_weight, 0) << rates.weights;
   }
+}
+
+TEST(DeviceMeasurements, CachesAreWhatIsReadMuchFasterThanMemory) {
+  kernels::ThreadPool pool({.threads = 1});
+  const auto none = MeasureCacheBytes(pool, /*memory_rate=*/1e15);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(*none, 0);
+  const auto all = MeasureCacheBytes(pool, /*memory_rate=*/1);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(*all, double{128 << 20});
 }
 
 }  // namespace

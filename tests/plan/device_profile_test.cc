@@ -32,6 +32,36 @@ TEST(DeviceProfiles, AreReadAsTheyWereWritten) {
   EXPECT_DOUBLE_EQ(profile->steps.choice_s, 1e-9);
 }
 
+TEST(DeviceProfiles, OfTheFirstVersionHaveNoRatesOfCaches) {
+  const auto first =
+      ParseDeviceProfile(With("\"dovetail_device_profile\": 2", "\"dovetail_device_profile\": 1"), "p.json");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->CachedShare(1), 0);
+}
+
+TEST(DeviceProfiles, WeightsThatFitIntoCachesAreReadFromThem) {
+  DeviceProfile profile = SmallProfile();
+  profile.cache_bytes = 8e6;
+  profile.products[0].cached_points = {{1, 0.5e-9}, {5, 3e-9}};
+  const std::string text = ToJson(profile);
+  const auto read = ParseDeviceProfile(text, "p.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(ToJson(*read), text);
+  EXPECT_EQ(read->CachedShare(1e6), 1);
+  EXPECT_EQ(read->CachedShare(4e6), 1);
+  EXPECT_DOUBLE_EQ(read->CachedShare(6e6), 0.5);
+  EXPECT_EQ(read->CachedShare(8e6), 0);
+  EXPECT_EQ(read->CachedShare(1e9), 0);
+  const auto seconds = [&](double rows, double cached) { return *read->ProductSeconds("bf16", rows, 1000, cached); };
+  EXPECT_NEAR(seconds(1, 0), 1e-6, 1e-15);
+  EXPECT_NEAR(seconds(1, 1), 0.5e-6, 1e-15);
+  EXPECT_NEAR(seconds(1, 0.5), 0.75e-6, 1e-15);
+  EXPECT_NEAR(seconds(5, 1), 1.4e-6, 1e-15) << "never slower than from memory";
+  EXPECT_NEAR(seconds(51, 1), 6e-6, 1e-15) << "arithmetic decides";
+  profile.products[0].cached_points[0].rows = 2;
+  EXPECT_THAT(ErrorOf(ToJson(profile)), HasSubstr("products[0]: cached_points[0]: rows: 2 is not 1"));
+}
+
 TEST(DeviceProfiles, AttentionOver8BitsIsOneOfItsOwn) {
   DeviceProfile profile = SmallProfile();
   profile.attention.push_back({DType::kBF16, 64, 1, 3e9, 2e9, KvStorage::kInt8});
@@ -51,8 +81,10 @@ TEST(DeviceProfiles, ABadOneIsRefusedByLineOrField) {
   EXPECT_THAT(ErrorOf("{\n \"dovetail_device_profile\": 1,\n \"name\": }"), HasSubstr("p.json: is not JSON: "));
   EXPECT_THAT(ErrorOf("{\n \"dovetail_device_profile\": 1,\n \"name\": }"), HasSubstr("line 3"));
   EXPECT_THAT(ErrorOf("[]"), HasSubstr("dovetail_device_profile: has to be the profile's version"));
-  EXPECT_THAT(ErrorOf(With("\"dovetail_device_profile\": 1", "\"dovetail_device_profile\": 2")),
-              HasSubstr("version 2 is not 1"));
+  EXPECT_THAT(ErrorOf(With("\"dovetail_device_profile\": 2", "\"dovetail_device_profile\": 3")),
+              HasSubstr("version 3 is not 1..2"));
+  EXPECT_THAT(ErrorOf(With("\"dovetail_device_profile\": 2", "\"dovetail_device_profile\": 0")),
+              HasSubstr("version 0 is not 1..2"));
   EXPECT_THAT(ErrorOf(With("\"memory_gb\": 1.0", "\"memory_gb\": -1.0")), HasSubstr("p.json: memory_gb: -1.0 is no"));
   EXPECT_THAT(ErrorOf(With("\"memory_gb\": 1.0", "\"memory_gb\": \"1\"")), HasSubstr("memory_gb: \"1\" is no number"));
   EXPECT_THAT(ErrorOf(With("\"s_per_weight\": 1e-09", "\"s_per_weight\": 0")),

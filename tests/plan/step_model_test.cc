@@ -45,6 +45,16 @@ TEST(StepModel, ADecodeReadsWeightsAndWhatItSees) {
   EXPECT_NEAR(cost.compute_s, cost.parts.Sum() - cost.parts.attention_s, 1e-15);
 }
 
+TEST(StepModel, WeightsOfASmallModelComeFromCaches) {
+  DeviceProfile profile = SmallProfile();
+  profile.cache_bytes = 1e9;
+  profile.products[0].cached_points = {{1, 0.25e-9}};
+  const auto small = StepModel::Create(SmallModel(), profile, std::nullopt);
+  ASSERT_TRUE(small.ok()) << small.status();
+  const proto::StepPlan plan = PlanOf({Entry(99, 1)});
+  EXPECT_DOUBLE_EQ(small->CostOf(plan).parts.weights_s, Whole().CostOf(plan).parts.weights_s / 4);
+}
+
 // 128 codes and two scales of 2 bytes a token and op, in place of 256 bytes.
 TEST(StepModel, ADecodeReadsHalfAsMuchInInt8) {
   ModelWork work = SmallModel();

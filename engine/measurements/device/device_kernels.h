@@ -15,8 +15,13 @@ namespace dovetail::engine {
 // Of one thread, and then of twice as many each time up to those of the device that is measured.
 absl::StatusOr<std::vector<plan::ReadRate>> MeasureReads(int threads);
 
-// All formats of weights, 1 to 512 rows.
-absl::StatusOr<std::vector<plan::ProductRates>> MeasureProducts(kernels::Stream& stream, double seconds);
+// Bytes that the device's threads together read much faster than memory, time after time: a power of two, or 0.
+// `memory_rate`: as MeasureReads has it of all of them.
+absl::StatusOr<double> MeasureCacheBytes(kernels::ThreadPool& pool, double memory_rate);
+
+// All formats of weights, 1 to 512 rows, from memory, and few rows from caches of `cache_bytes`.
+absl::StatusOr<std::vector<plan::ProductRates>> MeasureProducts(kernels::Stream& stream, double seconds,
+                                                                double cache_bytes);
 
 // Heads of 32 to 256, alone and in groups of 4 and 8, in all types of K and V.
 absl::StatusOr<std::vector<plan::AttentionRates>> MeasureAttention(kernels::Stream& stream, double seconds);

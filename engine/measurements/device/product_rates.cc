@@ -21,6 +21,8 @@ constexpr int64_t kOutputs = 512, kInputs = 2048;
 constexpr size_t kWeightBytes = size_t{96} << 20;  // of all matrices together: more than caches hold
 constexpr int64_t kFewRows = 8;                    // up to here memory decides
 constexpr size_t kMatricesInARun = 16;             // of few rows
+constexpr size_t kMostCacheBytes = size_t{128} << 20;
+constexpr double kMuchFaster = 1.5;  // than memory
 constexpr int64_t kRows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
 constexpr int64_t kMostRows = 512;
 
@@ -67,29 +69,46 @@ class Product {
   kernels::AlignedBuffer scratch_;
 };
 
-absl::StatusOr<plan::ProductRates> MeasureFormat(RowFormat format, kernels::Stream& stream, double seconds) {
+// One matrix after the other, `in_a_run` at a time.
+absl::StatusOr<plan::ProductRates::Point> MeasurePoint(Product& product, std::span<const PackedWeights> matrices,
+                                                       int64_t rows, size_t in_a_run, kernels::Stream& stream,
+                                                       double seconds) {
+  absl::Status status;
+  size_t at = 0;
+  const double best = BestSeconds(seconds, [&] {
+    for (size_t i = 0; i < in_a_run; ++i, ++at)
+      status.Update(product.Run(matrices[at % matrices.size()], rows, stream));
+  });
+  DT_RETURN_IF_ERROR(status);
+  return plan::ProductRates::Point{rows, best / static_cast<double>(in_a_run) / (kOutputs * kInputs)};
+}
+
+absl::StatusOr<plan::ProductRates> MeasureFormat(RowFormat format, kernels::Stream& stream, double seconds,
+                                                 double cache_bytes) {
   plan::ProductRates rates;
   rates.weights = kernels::Name(kernels::DirectFormat(format));
-  absl::Status status;
   std::vector<PackedWeights> matrices;
   DT_ASSIGN_OR_RETURN(PackedWeights first, RandomWeights(format, kOutputs, kInputs, stream.pool()));
   matrices.push_back(std::move(first));
-  rates.bytes_per_weight = static_cast<double>(matrices[0].size_bytes()) / (kOutputs * kInputs);
+  const auto bytes = static_cast<double>(matrices[0].size_bytes());
+  rates.bytes_per_weight = bytes / (kOutputs * kInputs);
   while (matrices.size() * matrices[0].size_bytes() < kWeightBytes) {
     DT_ASSIGN_OR_RETURN(PackedWeights next, RandomWeights(format, kOutputs, kInputs, stream.pool()));
     matrices.push_back(std::move(next));
   }
   DT_ASSIGN_OR_RETURN(Product product, Product::Create(kMostRows, kOutputs, kInputs));
-  size_t at = 0;
+  const std::span<const PackedWeights> all(matrices);
+  const auto cached = static_cast<size_t>(cache_bytes / 2 / bytes);  // matrices; as CachedShare has it
   for (const int64_t rows : kRows) {
-    const size_t in_a_run = rows <= kFewRows ? kMatricesInARun : 1;
-    const double best = BestSeconds(seconds, [&] {
-      for (size_t i = 0; i < in_a_run; ++i, ++at)
-        status.Update(product.Run(matrices[at % matrices.size()], rows, stream));
-    });
-    rates.points.push_back({rows, best / static_cast<double>(in_a_run) / (kOutputs * kInputs)});
+    const bool few = rows <= kFewRows;
+    const size_t in_a_run = few ? kMatricesInARun : 1;
+    DT_ASSIGN_OR_RETURN(const auto point, MeasurePoint(product, all, rows, in_a_run, stream, seconds));
+    rates.points.push_back(point);
+    if (!few || cached == 0) continue;
+    const auto some = all.first(std::min(cached, all.size()));
+    DT_ASSIGN_OR_RETURN(const auto near, MeasurePoint(product, some, rows, in_a_run, stream, seconds));
+    rates.cached_points.push_back(near);
   }
-  DT_RETURN_IF_ERROR(status);
   return rates;
 }
 
@@ -105,10 +124,19 @@ absl::StatusOr<std::vector<plan::ReadRate>> MeasureReads(int threads) {
   return reads;
 }
 
-absl::StatusOr<std::vector<plan::ProductRates>> MeasureProducts(kernels::Stream& stream, double seconds) {
+absl::StatusOr<double> MeasureCacheBytes(kernels::ThreadPool& pool, double memory_rate) {
+  for (size_t bytes = kMostCacheBytes; bytes >= size_t{1} << 20; bytes /= 2) {
+    DT_ASSIGN_OR_RETURN(const double rate, MeasureReadRate(pool, bytes));
+    if (rate >= kMuchFaster * memory_rate) return static_cast<double>(bytes);
+  }
+  return 0;
+}
+
+absl::StatusOr<std::vector<plan::ProductRates>> MeasureProducts(kernels::Stream& stream, double seconds,
+                                                                double cache_bytes) {
   std::vector<plan::ProductRates> all;
   for (const RowFormat format : kFormats) {
-    DT_ASSIGN_OR_RETURN(plan::ProductRates rates, MeasureFormat(format, stream, seconds));
+    DT_ASSIGN_OR_RETURN(plan::ProductRates rates, MeasureFormat(format, stream, seconds, cache_bytes));
     all.push_back(std::move(rates));
   }
   return all;
