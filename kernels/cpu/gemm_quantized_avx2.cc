@@ -11,6 +11,10 @@ DT_INLINE __m256i Broadcast4(const int8_t* x) {
   return _mm256_set1_epi32(bits);
 }
 
+// Sums are added one after the other. The compiler may else first make all products of a group, for which it has too
+// few registers, and keeps them on the stack.
+DT_INLINE void InOrder(__m256i& sum) { asm("" : "+x"(sum)); }
+
 constexpr int kPlaneStride = kPanelRows * kActivationGroup;  // bytes from a code to its second byte
 
 // Sum of code * activation over one group, for eight out features, exact. vpmaddubsw adds two u8 x
@@ -26,6 +30,7 @@ struct GroupSum<4, kPlanes> {
   __attribute__((always_inline)) void Add(__m256i codes, const int8_t* x) {
     for (int p = 0; p < kPlanes; ++p) {
       sum[p] = _mm256_add_epi16(sum[p], _mm256_maddubs_epi16(codes, Broadcast4(x + p * kPlaneStride)));
+      InOrder(sum[p]);
     }
   }
   __attribute__((always_inline)) __m256i Total() const {
@@ -52,6 +57,7 @@ struct GroupSum<8, kPlanes> {
     even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)), even);
     odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), odd);
     sum = _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+    InOrder(sum);
   }
   __attribute__((always_inline)) __m256i Total() const { return sum; }
 };
