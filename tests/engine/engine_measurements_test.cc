@@ -83,8 +83,28 @@ TEST(PromptSource, NeverGivesTheSamePromptTwiceAndStaysInTheVocabulary) {
   EXPECT_TRUE(prompts.contains(again.Next(16)));
 }
 
+// What these engines have in common: nothing is cancelled or measured, and a sequence ends by its length.
+class FakeEngine : public Engine {
+ public:
+  void Cancel(RequestId) override {}
+  void StopChoice(RequestId, int) override {}
+  void Pause(RequestId) override {}
+  void Resume(RequestId) override {}
+  EngineStats stats() override { return {}; }
+  std::vector<StepSample> TakeStepSamples() override { return {}; }
+
+ protected:
+  static void Give(GenerationSink& sink, bool last) {
+    requests::GenerationUpdate update;
+    update.tokens = {1};
+    update.choice_finished = update.request_finished = last;
+    update.reason = requests::FinishReason::kLength;
+    sink.OnUpdate(std::move(update));
+  }
+};
+
 // Answers every request at once, from inside Submit.
-class InstantEngine final : public Engine {
+class InstantEngine final : public FakeEngine {
  public:
   absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override {
     requests.push_back(request);
@@ -100,12 +120,6 @@ class InstantEngine final : public Engine {
     }
     return RequestId(requests.size());
   }
-  void Cancel(RequestId) override {}
-  void StopChoice(RequestId, int) override {}
-  void Pause(RequestId) override {}
-  void Resume(RequestId) override {}
-  EngineStats stats() override { return {}; }
-  std::vector<StepSample> TakeStepSamples() override { return {}; }
 
   std::vector<requests::GenerationRequest> requests;
   bool refuse = false, stop_early = false;
@@ -132,7 +146,7 @@ TEST(Measurements, AskForWhatTheyMeasure) {
 }
 
 // Gives a token of every sequence whenever a prompt of `together` tokens has been read.
-class ReadingEngine final : public Engine {
+class ReadingEngine final : public FakeEngine {
  public:
   explicit ReadingEngine(size_t together) : together_(together) {}
   absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override {
@@ -148,24 +162,10 @@ class ReadingEngine final : public Engine {
     }
     return RequestId(1);
   }
-  void Cancel(RequestId) override {}
-  void StopChoice(RequestId, int) override {}
-  void Pause(RequestId) override {}
-  void Resume(RequestId) override {}
-  EngineStats stats() override { return {}; }
-  std::vector<StepSample> TakeStepSamples() override { return {}; }
 
   std::atomic<int> read{0};
 
  private:
-  static void Give(GenerationSink& sink, bool last) {
-    requests::GenerationUpdate update;
-    update.tokens = {1};
-    update.choice_finished = update.request_finished = last;
-    update.reason = requests::FinishReason::kLength;
-    sink.OnUpdate(std::move(update));
-  }
-
   const size_t together_;
   std::vector<std::pair<std::shared_ptr<GenerationSink>, int>> batch_;
 };
@@ -184,7 +184,7 @@ TEST(Measurements, ReadPromptsBesideABatchAndCountThoseOfItsWindow) {
 }
 
 // Takes 64 tokens of a prompt in a step, and gives a token of each running sequence meanwhile.
-class SparingEngine final : public Engine {
+class SparingEngine final : public FakeEngine {
  public:
   explicit SparingEngine(size_t sequences) : sequences_(sequences) {}
   absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override {
@@ -195,12 +195,6 @@ class SparingEngine final : public Engine {
       }
     return RequestId(1);
   }
-  void Cancel(RequestId) override {}
-  void StopChoice(RequestId, int) override {}
-  void Pause(RequestId) override {}
-  void Resume(RequestId) override {}
-  EngineStats stats() override { return {}; }
-  std::vector<StepSample> TakeStepSamples() override { return {}; }
 
   size_t submitted = 0;
 
@@ -210,11 +204,7 @@ class SparingEngine final : public Engine {
     for (auto& [sink, left] : left_) {
       if (left == 0) continue;
       any = true;
-      requests::GenerationUpdate update;
-      update.tokens = {1};
-      update.choice_finished = update.request_finished = --left == 0;
-      update.reason = requests::FinishReason::kLength;
-      sink->OnUpdate(std::move(update));
+      Give(*sink, --left == 0);
     }
     return any;
   }
