@@ -26,13 +26,6 @@ FLAGS = ("--device", "cpu", "--threads", "1", "--served-model-name", "m")
 IDLE_S = 3
 
 
-def serve(binary, model):
-    server = processes.Process(binary, "serve", model, "--port", "0", *FLAGS)
-    server.url = server.wait_for(r"(http://127\.0\.0\.1:\d+)").group(1)
-    processes.wait_until_ready(server.url)
-    return server
-
-
 def complete(url, tokens, salt):
     body = {"model": "m", "prompt": f"Once upon a time {salt}", "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True}
@@ -63,8 +56,9 @@ def idle_cores(pid):
 
 
 def measure(layout, binary, arguments, times, idle):
-    with serve(binary, arguments.model) if layout == "serve" else processes.Up(
-            binary, arguments.model, *FLAGS, "--attention-workers", str(arguments.attention_workers)) as cluster:
+    split = ("--attention-workers", str(arguments.attention_workers))
+    with processes.Serve(binary, arguments.model, *FLAGS) if layout == "serve" else processes.Up(
+            binary, arguments.model, *FLAGS, *split) as cluster:
         complete(cluster.url, 16, 99)
         for streams in arguments.streams:
             times.setdefault((layout, streams), []).append(token_ms(cluster.url, streams, arguments.tokens))

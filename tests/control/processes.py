@@ -79,6 +79,19 @@ class Process:
                 self.changed.wait(end - time.monotonic())
 
 
+class Serve(Process):
+    """`dovetail serve MODEL FLAGS` that serves: at `url`."""
+
+    def __init__(self, binary, model, *flags):
+        super().__init__(binary, "serve", model, "--port", "0", *flags)
+        try:
+            self.url = self.wait_for(r"(http://127\.0\.0\.1:\d+)").group(1)
+            wait_until_ready(self.url)
+        except AssertionError:
+            self.stop()
+            raise
+
+
 class Up(Process):
     """`dovetail up MODEL FLAGS` that serves: at `url`, with its scheduler at `scheduler`."""
 
