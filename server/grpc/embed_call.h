@@ -55,6 +55,7 @@ class EmbedCall final : public grpc::ServerUnaryReactor,
   bool admitted_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool engine_done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;                 // for gRPC: nothing of server_ is used any more
   bool cancelled_in_engine_ ABSL_GUARDED_BY(mutex_) = false;  // the engine was asked to, once
   bool submitted_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Alarm time_limit_;

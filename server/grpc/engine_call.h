@@ -24,7 +24,7 @@ using WaitingTokens = std::atomic<int64_t>;
 // Threads: thread-safe
 class EngineCall {
  public:
-  struct Server {  // outlives the call's task, and gRPC's part of the call
+  struct Server {  // outlives the call's task, and gRPC's part of the call; not the engine's part
     engine::Engine& engine;
     EngineCalls& calls;
     Intake& intake;

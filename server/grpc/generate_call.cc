@@ -81,12 +81,11 @@ void GenerateCall::TimeOut(absl::Duration limit) {
 
 void GenerateCall::OnUpdate(requests::GenerationUpdate update) {
   const MutexLock lock(mutex_);
+  if (update.request_finished) engine_done_ = true;
+  if (done_) return;  // the engine lets go of it later, when there may be no server any more
   HaveBegun();
   account_.Updated(0, update.cached_tokens, update.queued_us, SystemClock().Now());
-  if (update.request_finished) {
-    engine_done_ = true;
-    LeaveAdmission();
-  }
+  if (engine_done_) LeaveAdmission();
   if (ended_ || last_) return;
   if (update.reason == requests::FinishReason::kError && update.choice_finished) return End(ErrorOf(update));
   if (update.reason == requests::FinishReason::kCancelled && update.choice_finished)
@@ -118,6 +117,7 @@ void GenerateCall::OnDone() {
     CancelInEngine();
     HaveBegun();
     LeaveAdmission();
+    done_ = true;
   }
   self_.reset();
 }

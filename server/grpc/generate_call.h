@@ -68,6 +68,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool engine_done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;                 // for gRPC: nothing of server_ is used any more
   bool cancelled_in_engine_ ABSL_GUARDED_BY(mutex_) = false;  // the engine was asked to, once
   bool paused_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<GenerateCall> self_;  // set before gRPC knows the call, reset by gRPC's last
