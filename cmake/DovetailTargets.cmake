@@ -28,9 +28,10 @@ endfunction()
 
 # dovetail_isa_sources(ISA file.cc ...): compiles these files of the calling folder with the flags of one ISA level.
 function(dovetail_isa_sources ISA)
-  if(ISA STREQUAL "avx512")
-    set(FLAGS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni;-mavx512bf16;-mavx512vbmi")
-  else()
+  set(FLAGS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni;-mavx512bf16;-mavx512vbmi")
+  if(ISA STREQUAL "amx")
+    list(APPEND FLAGS -mamx-tile -mamx-int8 -mamx-bf16)
+  elseif(NOT ISA STREQUAL "avx512")
     message(FATAL_ERROR "unknown ISA ${ISA}")
   endif()
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${FLAGS}")

@@ -13,7 +13,10 @@ class ThreadPool;    // thread_pool.h
 struct KernelTable;  // kernel_table.h
 
 // The instruction sets the CPU kernels are compiled for, weakest first. Every level runs every op.
-enum class Isa : uint8_t { kAvx2 = 0, kAvx512 = 1 };  // kAvx512: F, BW, VL, DQ, VNNI, VBMI and BF16 together
+// kAvx512: F, BW, VL, DQ, VNNI, VBMI and BF16 together. kAmx: TILE, INT8 and BF16 besides; products of matrices use
+// them.
+enum class Isa : uint8_t { kAvx2 = 0, kAvx512 = 1, kAmx = 2 };
+inline constexpr Isa kStrongestIsa = Isa::kAmx;
 
 // An ordered queue of kernels on one device. Ops take a Stream&, check their arguments, enqueue and return; what they
 // read and write must stay valid until Synchronize(). On the CPU an op has finished when it returns: it ran on the
@@ -55,9 +58,9 @@ class Device {
 };
 
 struct CpuDeviceOptions {
-  int threads = 0;             // compute threads including the caller's; 0: one per usable core
-  Isa max_isa = Isa::kAvx512;  // tests pin a weaker level; never above what the CPU has
-  int spin_us = 100;           // how long an idle compute thread watches for work before it sleeps: thread_pool.h
+  int threads = 0;              // compute threads including the caller's; 0: one per usable core
+  Isa max_isa = kStrongestIsa;  // tests pin a weaker level; never above what the CPU has
+  int spin_us = 100;            // how long an idle compute thread watches for work before it sleeps: thread_pool.h
 };
 inline constexpr int kMaxSpinUs = 1'000'000;
 

@@ -51,19 +51,26 @@ void TakeBF16(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
   rows.bf16 = arena.Take<uint16_t>(Panels(m) * rows.pairs * kPanelRows * 2);
 }
 
+void TakeSplit(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
+  rows.split_blocks = CeilDiv(cols, kSplitColumns);
+  rows.split = arena.Take<uint16_t>(RoundUp(m, kSplitRows) * rows.split_blocks * kSplitColumns * kSplitPieces);
+}
+
 struct Needs {
   bool bf16 = false;
+  bool split = false;
   bool quantized = false;
   bool precise = false;
 };
 
-Needs NeedsOf(std::span<const GemmOutput> outputs) {
+Needs NeedsOf(std::span<const GemmOutput> outputs, const GemmKernels& kernels) {
   Needs needs;
   for (const GemmOutput& output : outputs) {
     const PackedFormat format = output.weights->format();
     const bool precise = output.activations == ActivationBits::k16;
     if (IsQuantized(format)) (precise ? needs.precise : needs.quantized) = true;
     if (format == PackedFormat::kBF16 && !precise) needs.bf16 = true;
+    if (format == PackedFormat::kBF16 && precise && kernels.split_rows != nullptr) needs.split = true;
   }
   return needs;
 }
@@ -160,6 +167,7 @@ size_t GemmScratchBytes(int64_t m, int64_t cols) {
   TakeBF16(arena, m, cols, rows);
   TakeQuantized(arena, m, cols, rows);
   TakePrecise(arena, m, cols, rows);
+  TakeSplit(arena, m, cols, rows);
   return arena.used();
 }
 
@@ -173,10 +181,14 @@ absl::Status Gemm(const GemmArgs& args, Stream& stream) {
   rows.f32 = args.x;
   rows.f32_stride = args.x_stride;
   Arena arena(args.scratch.data());
-  const Needs needs = NeedsOf(args.outputs);
+  const Needs needs = NeedsOf(args.outputs, kernels);
   if (needs.bf16) {
     TakeBF16(arena, args.m, cols, rows);
     Convert(kernels.round_rows_to_bf16, rows, args.m, cols, pool);
+  }
+  if (needs.split) {
+    TakeSplit(arena, args.m, cols, rows);
+    Convert(kernels.split_rows, rows, args.m, cols, pool);
   }
   if (needs.quantized) {
     TakeQuantized(arena, args.m, cols, rows);

@@ -2,8 +2,19 @@
 
 namespace dovetail::kernels {
 
-KernelTable SelectKernels(Isa isa) {
-  return {.isa = isa, .gemm = isa == Isa::kAvx512 ? avx512::GemmTable() : avx2::GemmTable(), .ops = &SelectOps(isa)};
+namespace {
+
+GemmKernels GemmTableOf(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx2: return avx2::GemmTable();
+    case Isa::kAvx512: return avx512::GemmTable();
+    case Isa::kAmx: return amx::GemmTable();
+  }
+  return avx2::GemmTable();
 }
+
+}  // namespace
+
+KernelTable SelectKernels(Isa isa) { return {.isa = isa, .gemm = GemmTableOf(isa), .ops = &SelectOps(isa)}; }
 
 }  // namespace dovetail::kernels

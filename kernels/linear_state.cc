@@ -329,7 +329,7 @@ absl::Status LinearState(const OpContext& context, const LinearStateShape& shape
 }
 
 const LinearStateKernels& SelectLinearState(Isa isa) {
-  return isa == Isa::kAvx512 ? LinearStateAvx512() : LinearStateAvx2();
+  return isa >= Isa::kAvx512 ? LinearStateAvx512() : LinearStateAvx2();
 }
 
 }  // namespace dovetail::kernels

@@ -1,4 +1,4 @@
-// Shared by the AVX-512 GEMM files: storing a tile, choosing how many rows and tiles go together.
+// Shared by the AVX-512 and AMX GEMM files: scales, storing a tile, choosing how many rows and tiles go together.
 // Includes nothing with inline functions (gemm_kernels.h).
 // Threads: reentrant.
 #pragma once
@@ -21,6 +21,19 @@ DT_INLINE void StoreTile(__m512 sum, const PackedView& w, const GemmTarget& out,
   if (out.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, out.bias + tile * kTileRows));
   if (out.accumulate) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), sum);
   _mm512_mask_storeu_ps(y, mask, sum);
+}
+
+// The scales, or the offsets, of a group in the 16 rows of a tile.
+template <int kBytes>
+DT_INLINE __m512 LoadScales(const std::byte* at, int64_t group) {
+  if constexpr (kBytes == 1) {
+    const __m512i exponent =
+        _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(at + group * kTileRows)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+  }
+  if constexpr (kBytes == 2)
+    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(at + group * kTileRows * 2)));
+  return _mm512_load_ps(at + group * kTileRows * 4);
 }
 
 // Kernel::Run<rows, tiles>(row, tile, first) computes a block of outputs in registers. The first rows that pass over

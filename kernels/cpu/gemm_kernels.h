@@ -88,6 +88,11 @@ __attribute__((always_inline)) inline void SetSums(int32_t first, int32_t second
 template <int kPlanes>
 inline constexpr float kLargestCode = kPlanes == 1 ? 127.0f : 32512.0f;
 
+// bf16 numbers whose sum is an f32, to the bit: the first has its upper 8 bits, the others 8 more each.
+inline constexpr int kSplitPieces = 3;
+inline constexpr int kSplitRows = 16;     // rows of x that go through a tile of AMX together
+inline constexpr int kSplitColumns = 32;  // columns of a step
+
 // The rows of x in the forms the formats need; a form that no format needs is null.
 struct GemmRows {
   const float* f32 = nullptr;  // [rows], row stride f32_stride
@@ -97,6 +102,9 @@ struct GemmRows {
   int64_t groups = 0;
   uint16_t* bf16 = nullptr;  // [panels of 8 rows][pairs of columns][8][2], an odd last column is paired with 0
   int64_t pairs = 0;
+  // [panels of 16 rows][blocks of 32 columns][pieces][16][32], columns that do not exist are 0
+  uint16_t* split = nullptr;
+  int64_t split_blocks = 0;
 
   template <int kPlanes>
   __attribute__((always_inline)) ActivationGroup<kPlanes>* QuantizedPanel(int64_t row) const {
@@ -108,6 +116,9 @@ struct GemmRows {
   }
   __attribute__((always_inline)) uint16_t* BF16Panel(int64_t row) const {
     return bf16 + row / kPanelRows * pairs * kPanelRows * 2;
+  }
+  __attribute__((always_inline)) uint16_t* SplitPanel(int64_t row) const {
+    return split + row / kSplitRows * split_blocks * kSplitPieces * kSplitRows * kSplitColumns;
   }
 };
 
@@ -129,6 +140,7 @@ struct GemmKernels {
   GemmBlockFn block[kActivationWidths][kPackedFormats];  // kF32 has one for both
   PrepareRowsFn quantize_rows[kActivationWidths];
   PrepareRowsFn round_rows_to_bf16;
+  PrepareRowsFn split_rows = nullptr;  // if not null, bf16 weights meet x in pieces where activations have 16 bits
 };
 
 // Below this the inverse of a group's scale would overflow: the whole group counts as zero.
@@ -154,5 +166,10 @@ void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, i
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 GemmKernels GemmTable();
 }  // namespace avx512
+namespace amx {
+void GemmSplitBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
+void SplitRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
+GemmKernels GemmTable();  // the kernels of AVX-512 where AMX gains nothing
+}  // namespace amx
 
 }  // namespace dovetail::kernels

@@ -3,18 +3,6 @@
 namespace dovetail::kernels::avx512 {
 namespace {
 
-template <int kBytes>
-DT_INLINE __m512 LoadScales(const std::byte* at, int64_t group) {
-  if constexpr (kBytes == 1) {
-    const __m512i exponent =
-        _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(at + group * kTileRows)));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
-  }
-  if constexpr (kBytes == 2)
-    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(at + group * kTileRows * 2)));
-  return _mm512_load_ps(at + group * kTileRows * 4);
-}
-
 DT_INLINE __m512i Broadcast4(const int8_t* x) {
   int bits;
   __builtin_memcpy(&bits, x, 4);

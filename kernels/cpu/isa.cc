@@ -1,10 +1,20 @@
 #include "kernels/cpu/isa.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace dovetail::kernels {
 
-std::optional<Isa> DetectIsa() {
+namespace {
+
+// Linux lets a process use the state of tiles, 8 KiB a thread, once it has asked. A filter of system calls may refuse.
+bool MayUseTiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+std::optional<Isa> Detect() {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
                     __builtin_cpu_supports("bmi2");
@@ -13,10 +23,27 @@ std::optional<Isa> DetectIsa() {
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
                       __builtin_cpu_supports("avx512bf16");
-  return avx512 ? Isa::kAvx512 : Isa::kAvx2;
+  if (!avx512) return Isa::kAvx2;
+  const bool amx = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+                   __builtin_cpu_supports("amx-bf16") && MayUseTiles();
+  return amx ? Isa::kAmx : Isa::kAvx512;
 }
 
-const char* Name(Isa isa) { return isa == Isa::kAvx512 ? "avx512" : "avx2"; }
+}  // namespace
+
+std::optional<Isa> DetectIsa() {
+  static const std::optional<Isa> isa = Detect();
+  return isa;
+}
+
+const char* Name(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+    case Isa::kAmx: return "amx";
+  }
+  return "";
+}
 
 int UsableCores() {
   cpu_set_t set;

@@ -18,11 +18,19 @@ std::string Gibibytes(size_t bytes) {
   return text;
 }
 
+const char* Describe(kernels::Isa isa) {
+  switch (isa) {
+    case kernels::Isa::kAvx2: return "AVX2";
+    case kernels::Isa::kAvx512: return "AVX-512 with VNNI and BF16";
+    case kernels::Isa::kAmx: return "AVX-512 with VNNI and BF16, AMX";
+  }
+  return "";
+}
+
 std::string CpuLine() {
   const std::optional<kernels::Isa> isa = kernels::DetectIsa();
   if (!isa) return "cpu      not usable: AVX2, FMA, F16C or BMI2 is missing (an x86-64-v3 processor is needed)\n";
-  return absl::StrCat("cpu      ", kernels::UsableCores(), " cores, ",
-                      *isa == kernels::Isa::kAvx512 ? "AVX-512 with VNNI and BF16" : "AVX2", "\n");
+  return absl::StrCat("cpu      ", kernels::UsableCores(), " cores, ", Describe(*isa), "\n");
 }
 
 std::string GpuLine(const CudaDeviceSummary& device) {

@@ -38,7 +38,7 @@ struct MiniClusterOptions {
   model::WeightFormat weights = model::WeightFormat::kAuto;
   DType kv = DType::kBF16;                                 // kProcesses: bf16, or f32 with f32 weights
   DType state = DType::kF32;                               // of linear states
-  kernels::Isa isa = kernels::Isa::kAvx512;                // threads only
+  kernels::Isa isa = kernels::kStrongestIsa;               // threads only
   scheduler::SchedulerOptions scheduler;                   // attention and model_digest are filled in
   compute::ComputeWorkerTuning compute;                    // threads only, but for kv_storage
   attention::Digests digests = attention::Digests::kNone;  // threads only

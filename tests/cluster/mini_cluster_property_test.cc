@@ -23,7 +23,7 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     options.lanes = seed % 2 == 0 ? "shm" : "tcp";
     options.model = runner.file(scenario.model);
     options.kv = scenario.kv;
-    options.isa = scenario.avx512 ? kernels::Isa::kAvx512 : kernels::Isa::kAvx2;
+    options.isa = scenario.strongest_isa ? kernels::kStrongestIsa : kernels::Isa::kAvx2;
     options.kv_bytes = runner.KvBytesOfWorker(scenario);
     options.attention_workers = scenario.workers;
     options.compute_workers = scenario.compute_workers;

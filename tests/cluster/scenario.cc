@@ -99,10 +99,10 @@ std::string Scenario::ToString() const {
   std::string text = absl::StrCat(
       "DOVETAIL_SEED=", seed, "\n  model ", Name(model), " kv ", std::string(dovetail::Name(kv)),
       storage == KvStorage::kAsSent ? "" : absl::StrCat(" ", std::string(dovetail::Name(storage))),
-      avx512 ? " avx512" : " avx2", " threads ", threads, "\n  workers ", workers, " placement ", Name(placement),
-      " token_shard ", token_shard, " micro_batches ", micro_batches, " prefix_cache ", prefix_cache, " spare_blocks ",
-      spare_blocks, "\n  prompt_kib ", prompt_kib, " gather_piece ", gather_piece, " prompt_tokens ", prompt_tokens,
-      " key_values_in_flight ", key_values_in_flight, q_first ? "" : " q with k and v",
+      strongest_isa ? " strongest isa" : " avx2", " threads ", threads, "\n  workers ", workers, " placement ",
+      Name(placement), " token_shard ", token_shard, " micro_batches ", micro_batches, " prefix_cache ", prefix_cache,
+      " spare_blocks ", spare_blocks, "\n  prompt_kib ", prompt_kib, " gather_piece ", gather_piece, " prompt_tokens ",
+      prompt_tokens, " key_values_in_flight ", key_values_in_flight, q_first ? "" : " q with k and v",
       hand_over_at_end ? " hand-over at the end" : "", "\n  prefix exchange ", prefix ? NameOf(*prefix) : "auto",
       linear_prompts ? " linear prompts" : "", chain ? " chain" : "", state_switch ? " switch of states" : "",
       " compute_workers ", compute_workers, " prefill_ranks ", prefill_ranks, " prefill_rank_tokens ",
@@ -118,7 +118,7 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   scenario.model = models[static_cast<size_t>(dice.Of(0, static_cast<int>(models.size()) - 1))];
   constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
   scenario.kv = kTypes[dice.Of(0, 2)];
-  scenario.avx512 = !dice.OneIn(3);
+  scenario.strongest_isa = !dice.OneIn(3);
   scenario.threads = dice.Of(1, 3);
   constexpr int kWorkers[] = {1, 2, 3, 5};
   scenario.workers = kWorkers[dice.Of(0, 3)];
@@ -224,7 +224,7 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
   change(&Scenario::chunked, true);
   change(&Scenario::step_tokens, kScenarioPositions);
   change(&Scenario::threads, 1);
-  change(&Scenario::avx512, false);
+  change(&Scenario::strongest_isa, false);
   change(&Scenario::storage, KvStorage::kAsSent);
   if (scenario.storage == KvStorage::kAsSent) change(&Scenario::kv, DType::kF32);
   change(&Scenario::token_shard, 64);

@@ -59,7 +59,7 @@ struct Scenario {
   TinyModelKind model = TinyModelKind::kGrouped;
   DType kv = DType::kF32;
   KvStorage storage = KvStorage::kAsSent;  // 8 bits with a bf16 kv, of models without linear states
-  bool avx512 = true;
+  bool strongest_isa = true;
   int threads = 1;
   int workers = 1;
   scheduler::PlacementPolicy placement = scheduler::PlacementPolicy::kRequest;

@@ -134,12 +134,12 @@ ScenarioRunner::ScenarioRunner() {
   }
 }
 
-TestModel& ScenarioRunner::Model(TinyModelKind kind, bool avx512, int threads) {
-  auto& model = loaded_[{kind, avx512, threads}];
+TestModel& ScenarioRunner::Model(TinyModelKind kind, bool strongest_isa, int threads) {
+  auto& model = loaded_[{kind, strongest_isa, threads}];
   if (model == nullptr) {
     auto loaded =
         TestModel::Load(files_.at(kind), model::WeightFormat::kAuto,
-                        {.threads = threads, .max_isa = avx512 ? kernels::Isa::kAvx512 : kernels::Isa::kAvx2});
+                        {.threads = threads, .max_isa = strongest_isa ? kernels::kStrongestIsa : kernels::Isa::kAvx2});
     DT_CHECK(loaded.ok(), std::string(loaded.status().message()));
     model = *std::move(loaded);
   }
@@ -149,8 +149,8 @@ TestModel& ScenarioRunner::Model(TinyModelKind kind, bool avx512, int threads) {
 engine::Engine& ScenarioRunner::AloneEngine(const Alone& which) {
   auto& engine = alone_[which];
   if (engine == nullptr) {
-    const auto [kind, avx512, kv, storage] = which;
-    TestModel& model = Model(kind, avx512, 1);
+    const auto [kind, strongest_isa, kv, storage] = which;
+    TestModel& model = Model(kind, strongest_isa, 1);
     engine::EmbeddedClusterOptions options = ClusterOptionsFor(model, kv);
     options.kv_storage = storage;
     options.scheduler.max_model_len = kScenarioPositions;
@@ -209,7 +209,8 @@ std::string ScenarioRunner::Compare(const Scenario& scenario, size_t index, cons
     return absl::StrCat("request ", index, ": ", sink.protocol_errors(), " updates out of order");
   std::vector<Choice> all_alone;
   for (int choice = 0; choice < spec.choices; ++choice) {
-    all_alone.push_back(RunAlone({scenario.model, scenario.avx512, scenario.kv, scenario.storage}, spec, choice));
+    all_alone.push_back(
+        RunAlone({scenario.model, scenario.strongest_isa, scenario.kv, scenario.storage}, spec, choice));
     const std::string difference = CompareChoice(all_alone.back(), sink, choice, spec.cancel_after >= 0);
     if (!difference.empty()) return absl::StrCat("request ", index, " choice ", choice, ": ", difference);
   }
@@ -222,7 +223,7 @@ std::string ScenarioRunner::Compare(const Scenario& scenario, size_t index, cons
 }
 
 Outcome ScenarioRunner::Run(const Scenario& scenario) {
-  TestModel& model = Model(scenario.model, scenario.avx512, scenario.threads);
+  TestModel& model = Model(scenario.model, scenario.strongest_isa, scenario.threads);
   engine::EmbeddedClusterOptions options = ClusterOptionsFor(model, scenario.kv);
   options.kv_storage = scenario.storage;
   options.attention_workers = scenario.workers;
@@ -254,7 +255,8 @@ uint64_t ScenarioRunner::KvBytesOfWorker(const Scenario& scenario) {
   for (const RequestSpec& request : scenario.requests)
     largest = std::max(largest, BlocksOf(request.prompt + request.max_tokens));
   const int64_t blocks = scenario.spare_blocks < 0 ? 256 : std::max<int64_t>(2, largest + scenario.spare_blocks);
-  return KvBytes(Model(scenario.model, scenario.avx512, scenario.threads), scenario.kv, scenario.storage, blocks, 1);
+  return KvBytes(Model(scenario.model, scenario.strongest_isa, scenario.threads), scenario.kv, scenario.storage, blocks,
+                 1);
 }
 
 compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) {
@@ -271,7 +273,7 @@ compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) 
 }
 
 Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
-  TestModel& model = Model(scenario.model, scenario.avx512, scenario.threads);
+  TestModel& model = Model(scenario.model, scenario.strongest_isa, scenario.threads);
   Outcome outcome;
 
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;

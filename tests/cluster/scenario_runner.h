@@ -47,7 +47,7 @@ class ScenarioRunner {
   };
   using Alone = std::tuple<TinyModelKind, bool, DType, KvStorage>;
 
-  TestModel& Model(TinyModelKind kind, bool avx512, int threads);
+  TestModel& Model(TinyModelKind kind, bool strongest_isa, int threads);
   engine::Engine& AloneEngine(const Alone& which);
   Choice RunAlone(const Alone& which, const RequestSpec& spec, int choice);
   std::string Compare(const Scenario& scenario, size_t index, const cli::CollectingSink& sink);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/cpu/isa.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/golden/golden.h"
 
@@ -73,6 +74,8 @@ absl::Status ShowResidual(TestModel& test, int layers, bool normed) {
 class DenseGolden : public ::testing::TestWithParam<std::tuple<DenseBudget, kernels::Isa>> {
  protected:
   void SetUp() override {
+    const kernels::Isa isa = std::get<1>(GetParam());
+    if (kernels::DetectIsa() < isa) GTEST_SKIP() << "this CPU lacks " << kernels::Name(isa);
     const fs::path folder = GoldenFolder(std::string(budget_.group), budget_.model);
     if (folder.empty()) GTEST_SKIP() << "missing test data: goldens/" << budget_.group;
     golden_ = ReadGolden(folder);
@@ -225,29 +228,32 @@ TEST_P(DenseGolden, GreedyDecodingGivesTheReferencesTokensUpToTheFirstUncertainO
 
 INSTANTIATE_TEST_SUITE_P(All, DenseGolden,
                          ::testing::Combine(::testing::ValuesIn(kDenseBudgets),
-                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512)),
+                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512,
+                                                              kernels::Isa::kAmx)),
                          [](const auto& info) {
                            const DenseBudget& budget = std::get<0>(info.param);
-                           return absl::StrCat(budget.model, "_", Name(budget.path),
-                                               std::get<1>(info.param) == kernels::Isa::kAvx2 ? "_avx2" : "_avx512");
+                           return absl::StrCat(budget.model, "_", Name(budget.path), "_",
+                                               kernels::Name(std::get<1>(info.param)));
                          });
 
 INSTANTIATE_TEST_SUITE_P(Hybrid, DenseGolden,
                          ::testing::Combine(::testing::ValuesIn(kHybridBudgets),
-                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512)),
+                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512,
+                                                              kernels::Isa::kAmx)),
                          [](const auto& info) {
                            const DenseBudget& budget = std::get<0>(info.param);
-                           return absl::StrCat(budget.model, "_", Name(budget.path),
-                                               std::get<1>(info.param) == kernels::Isa::kAvx2 ? "_avx2" : "_avx512");
+                           return absl::StrCat(budget.model, "_", Name(budget.path), "_",
+                                               kernels::Name(std::get<1>(info.param)));
                          });
 
 INSTANTIATE_TEST_SUITE_P(Ours, DenseGolden,
                          ::testing::Combine(::testing::ValuesIn(kOurBudgets),
-                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512)),
+                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512,
+                                                              kernels::Isa::kAmx)),
                          [](const auto& info) {
                            const DenseBudget& budget = std::get<0>(info.param);
-                           return absl::StrCat(budget.model, "_", Name(budget.path),
-                                               std::get<1>(info.param) == kernels::Isa::kAvx2 ? "_avx2" : "_avx512");
+                           return absl::StrCat(budget.model, "_", Name(budget.path), "_",
+                                               kernels::Name(std::get<1>(info.param)));
                          });
 
 }  // namespace

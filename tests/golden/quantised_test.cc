@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "kernels/cpu/isa.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/golden/budgets.h"
@@ -19,6 +20,7 @@ class QuantisedPaths : public ::testing::TestWithParam<std::tuple<GgmlType, kern
 
 TEST_P(QuantisedPaths, BlocksUsedDirectlyGiveTheLogitsOfDequantisedOnes) {
   const auto [type, isa] = GetParam();
+  if (kernels::DetectIsa() < isa) GTEST_SKIP() << "this CPU lacks " << kernels::Name(isa);
   TinyModelSpec spec;
   spec.hidden = spec.mlp = 256;
   spec.head_dim = 64;
@@ -50,10 +52,11 @@ INSTANTIATE_TEST_SUITE_P(All, QuantisedPaths,
                          ::testing::Combine(::testing::Values(GgmlType::kQ4_0, GgmlType::kQ4_1, GgmlType::kQ5_0,
                                                               GgmlType::kQ5_1, GgmlType::kQ8_0, GgmlType::kQ4_K,
                                                               GgmlType::kQ5_K, GgmlType::kQ6_K, GgmlType::kMXFP4),
-                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512)),
+                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512,
+                                                              kernels::Isa::kAmx)),
                          [](const auto& info) {
-                           return absl::StrCat(std::string(model::Name(std::get<0>(info.param))),
-                                               std::get<1>(info.param) == kernels::Isa::kAvx2 ? "_avx2" : "_avx512");
+                           return absl::StrCat(std::string(model::Name(std::get<0>(info.param))), "_",
+                                               kernels::Name(std::get<1>(info.param)));
                          });
 
 }  // namespace

@@ -214,7 +214,8 @@ TEST_P(GemmFormats, KeepsNanAndInfinityInTheirRows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GemmFormats,
-                         testing::Combine(testing::ValuesIn(kCases), testing::Values(Isa::kAvx2, Isa::kAvx512)),
+                         testing::Combine(testing::ValuesIn(kCases),
+                                          testing::Values(Isa::kAvx2, Isa::kAvx512, Isa::kAmx)),
                          CaseName);
 
 class GemmIsa : public testing::TestWithParam<Isa> {
@@ -223,7 +224,7 @@ class GemmIsa : public testing::TestWithParam<Isa> {
     if (DetectIsa().value() < GetParam()) GTEST_SKIP() << "this CPU lacks " << Name(GetParam());
   }
 };
-INSTANTIATE_TEST_SUITE_P(All, GemmIsa, testing::Values(Isa::kAvx2, Isa::kAvx512),
+INSTANTIATE_TEST_SUITE_P(All, GemmIsa, testing::Values(Isa::kAvx2, Isa::kAvx512, Isa::kAmx),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 // Weight code 255 (or 0), activation 127: the sums that saturate in vpmaddubsw.
@@ -350,6 +351,24 @@ TEST_P(GemmIsa, TakesManyRowsThroughSeveralRowBlocks) {
             kF32Sum);
 }
 
+// Numbers whose first piece alone would be wrong by up to an eighth of a percent, and such that are not representable
+// in two.
+TEST_P(GemmIsa, WeightsInBF16MeetAllBitsOfX) {
+  Cpu cpu(GetParam(), 1);
+  constexpr int64_t kCols = 33;
+  const std::vector<uint16_t> ones(kCols, ToBF16(1.0f).bits);
+  const auto row_at = [&](int64_t) { return reinterpret_cast<const std::byte*>(ones.data()); };
+  const PackedWeights w = PackWeights(PackedFormat::kBF16, {RowFormat::kBF16, 1, kCols, row_at}, nullptr).value();
+  for (const float value : {1.0f + 0x1p-23f, 0x1.fffffep+100f, -0x1.012345p-20f, 0x1.abcdefp-3f, 3.0e38f}) {
+    std::vector<float> x(kCols, 0.0f);
+    for (const int64_t at : {0, 31, 32}) {
+      x.assign(kCols, 0.0f);
+      x[at] = value;
+      EXPECT_THAT(RunGemm(cpu, w, x, 1, kB16), testing::ElementsAre(value)) << at;
+    }
+  }
+}
+
 TEST_P(GemmIsa, CountsAGroupOfTinyActivationsAsZero) {
   Cpu cpu(GetParam(), 1);
   const RawMatrix matrix(RowFormat::kQ4_0, 16, 64, 71);
@@ -360,15 +379,32 @@ TEST_P(GemmIsa, CountsAGroupOfTinyActivationsAsZero) {
   }
 }
 
+// Matrices wider than what goes through AMX together, rows that fill panels and not, more than a block of rows.
+TEST(Gemm, QuantisedProductsHaveTheSameBitsWithAvx512AndAmx) {
+  if (DetectIsa().value() < Isa::kAmx) GTEST_SKIP() << "this CPU lacks " << Name(Isa::kAmx);
+  Cpu avx512(Isa::kAvx512, 2), amx(Isa::kAmx, 2);
+  const int64_t rows = 50, cols = 2560;
+  for (const Case& each : kCases) {
+    if (!IsQuantized(each.to)) continue;
+    const RawMatrix matrix(each.from, rows, cols, 91);
+    const PackedWeights w = PackWeights(each.to, matrix.source(), nullptr).value();
+    for (const int64_t m : {3, 4, 11, 16, 300}) {
+      const std::vector<float> x = RandomActivations(m * cols, 92);
+      const std::vector<float> a = RunGemm(avx512, w, x, m, each.bits), b = RunGemm(amx, w, x, m, each.bits);
+      EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << Name(each.to) << ", m = " << m;
+    }
+  }
+}
+
 TEST(Gemm, WritesNothingForNoRows) {
-  Cpu cpu(Isa::kAvx512, 2);
+  Cpu cpu(kStrongestIsa, 2);
   const RawMatrix matrix(RowFormat::kQ4_0, 16, 64, 1);
   const PackedWeights w = PackWeights(PackedFormat::kU4Symmetric, matrix.source(), nullptr).value();
   EXPECT_TRUE(RunGemm(cpu, w, {}, 0).empty());
 }
 
 TEST(Gemm, RefusesWhatDoesNotFitBeforeItWrites) {
-  Cpu cpu(Isa::kAvx512, 1);
+  Cpu cpu(kStrongestIsa, 1);
   const RawMatrix narrow(RowFormat::kQ4_0, 16, 64, 1), wide(RowFormat::kQ4_0, 16, 96, 1);
   const PackedWeights a = PackWeights(PackedFormat::kU4Symmetric, narrow.source(), nullptr).value();
   const PackedWeights b = PackWeights(PackedFormat::kU4Symmetric, wide.source(), nullptr).value();

@@ -64,7 +64,7 @@ inline std::string_view ShortName(DType dtype) {
 // The ISAs this CPU can run, weakest first.
 inline std::vector<Isa> TestableIsas() {
   std::vector<Isa> isas = {Isa::kAvx2};
-  if (DetectIsa() == Isa::kAvx512) isas.push_back(Isa::kAvx512);
+  if (DetectIsa() >= Isa::kAvx512) isas.push_back(Isa::kAvx512);
   return isas;
 }
 
