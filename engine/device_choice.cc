@@ -1,9 +1,11 @@
 #include "engine/device_choice.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 
 #include "base/log.h"
 #include "kernels/cpu/isa.h"
@@ -21,8 +23,17 @@ constexpr const char* kFlag = "--device";
 // What a GPU needs in addition to the weights: some KV, a step's activations, cuBLASLt and CUDA itself.
 constexpr uint64_t kRoomBesideWeights = uint64_t{1} << 30;
 
+absl::StatusOr<kernels::Isa> MaxIsa() {
+  const char* const name = std::getenv(kMaxCpuIsa);
+  if (name == nullptr || *name == '\0') return kernels::kStrongestIsa;
+  for (const kernels::Isa isa : {kernels::Isa::kAvx2, kernels::Isa::kAvx512, kernels::Isa::kAmx})
+    if (std::string_view(name) == kernels::Name(isa)) return isa;
+  return InvalidArgument(kMaxCpuIsa, ": '", name, "' is none of avx2, avx512 and amx");
+}
+
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenCpu(int threads, int spin_us = kSpinUs) {
   kernels::CpuDeviceOptions options;
+  DT_ASSIGN_OR_RETURN(options.max_isa, MaxIsa());
   options.threads = threads;
   options.spin_us = spin_us;
   auto device = kernels::CreateCpuDevice(options);

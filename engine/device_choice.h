@@ -27,6 +27,10 @@ absl::StatusOr<std::unique_ptr<kernels::cuda::CudaDevice>> OpenGpu(const std::st
 inline constexpr int kSpinUs = kernels::CpuDeviceOptions().spin_us;
 inline constexpr int kSpinBesideGpuUs = 1000;
 
+// In the environment: avx2, avx512 or amx, the strongest instructions that a CPU of this process computes with. CPUs
+// give the same bits where they compute with the same ones.
+inline constexpr const char* kMaxCpuIsa = "DOVETAIL_MAX_CPU_ISA";
+
 // "cpu" or "cuda:N"; errors name the flag. `spin_us`: of a CPU's threads.
 // Threads: thread-safe; opening a device takes up to seconds.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const std::string& flag, const std::string& name,

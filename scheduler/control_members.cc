@@ -143,10 +143,12 @@ int ControlMembers::KindOf(const control::JoinRequest& request) const {
 
 absl::Status ControlMembers::CheckArithmetic(const control::JoinRequest& request) const {
   if (options_.unlike_workers || !IsUnlike(request)) return absl::OkStatus();
-  return FailedPrecondition(request.name, ": computes on ", request.capabilities.arithmetic, ", but ", computed_by_,
-                            " of this cluster on ", arithmetic_,
-                            "; a request that goes from one to the other could get other tokens: give it the same "
-                            "--device and flags, or start the scheduler with --unlike-workers");
+  return FailedPrecondition(
+      request.name, ": computes on ", request.capabilities.arithmetic, ", but ", computed_by_, " of this cluster on ",
+      arithmetic_,
+      "; a request that goes from one to the other could get other tokens: give it the same "
+      "--device and flags (DOVETAIL_MAX_CPU_ISA for CPUs that differ), or start the scheduler with "
+      "--unlike-workers");
 }
 
 absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinRequest& request, absl::Time now) {

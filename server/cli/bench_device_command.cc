@@ -11,9 +11,9 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "engine/device_choice.h"
 #include "engine/measurements/device/device_kernels.h"
 #include "engine/measurements/device/step_overhead.h"
-#include "kernels/device.h"
 #include "kernels/thread_pool.h"
 #include "plan/device_profile.h"
 #include "server/cli/command_line.h"
@@ -48,7 +48,7 @@ double MemoryGb() {
 absl::StatusOr<plan::DeviceProfile> MeasureDevice(const BenchDeviceFlags& flags) {
   plan::DeviceProfile profile;
   if (double load = 0; getloadavg(&load, 1) == 1) profile.load = load;
-  DT_ASSIGN_OR_RETURN(const auto device, kernels::CreateCpuDevice({.threads = flags.threads}));
+  DT_ASSIGN_OR_RETURN(const auto device, engine::OpenDevice("--threads", "cpu", flags.threads));
   const auto stream = device->CreateStream();
   profile.name = flags.name;
   profile.dated = absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone());

@@ -57,6 +57,18 @@ TEST(DeviceChoice, AGpuThatIsNotThereIsNamedWithWhatIsMissing) {
   EXPECT_THAT(std::string(OpenDevice("--device", "auto", 1).status().message()), HasSubstr("neither cpu nor cuda:N"));
 }
 
+TEST(DeviceChoice, TheEnvironmentLimitsWhatACpuComputesWith) {
+  const auto with = [](const char* isa) {
+    setenv(kMaxCpuIsa, isa, /*overwrite=*/1);
+    const auto device = OpenDevice("--device", "cpu", 1);
+    unsetenv(kMaxCpuIsa);
+    return device.ok() ? (*device)->arithmetic() : std::string(device.status().message());
+  };
+  EXPECT_EQ(with("avx2"), "CPU avx2");
+  EXPECT_EQ(with(""), with("amx")) << "the strongest";
+  EXPECT_EQ(with("sse"), "DOVETAIL_MAX_CPU_ISA: 'sse' is none of avx2, avx512 and amx");
+}
+
 TEST(DeviceChoice, WhatAGpuDoesNotComputeRunsOnTheCpuUnlessAGpuWasAskedFor) {
   EXPECT_EQ(ErrorOf({.name = "cpu", .threads = 1}, Llama()), "ok: cpu");
   EXPECT_EQ(ErrorOf({.name = "auto", .threads = 1, .f32_weights = true}, Llama()), "ok: cpu");
