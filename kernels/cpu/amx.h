@@ -16,7 +16,7 @@ struct alignas(64) TileShapes {
   uint8_t rows[16];
 };
 
-// From now on, until released, registers [first, first + count) have this shape.
+// Registers [first, first + count) have this shape from LoadConfig to Release.
 static inline __attribute__((always_inline)) void SetShape(TileShapes& shapes, int first, int count, int rows,
                                                            int row_bytes) {
   shapes.palette = 1;
