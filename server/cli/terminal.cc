@@ -3,6 +3,7 @@
 #include <histedit.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <array>
@@ -79,6 +80,14 @@ struct LineEditor::Library {
     return ready[1].revents == 0;
   }
 
+  // A Ctrl-D was typed since the last line, while no line was edited: there is input, and no byte of it.
+  static bool EndWasTyped() {
+    pollfd input{STDIN_FILENO, POLLIN, 0};
+    int bytes = 0;
+    return poll(&input, 1, 0) == 1 && (input.revents & POLLIN) != 0 && ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 &&
+           bytes == 0;
+  }
+
   // As EL_GETCFN wants it: 1 and a character, 0 at the end of input, -1 to end the line.
   int ReadCharacter(wchar_t* character) const {
     std::mbstate_t state{};
@@ -90,6 +99,8 @@ struct LineEditor::Library {
       if (got <= 0) return static_cast<int>(got);
       const size_t length = std::mbrtowc(character, &byte, 1, &state);
       if (length == size_t(-2)) continue;  // more of its bytes come
+      // A Ctrl-D from before the line was edited comes as NUL, which libedit would keep in the line: left out.
+      if (length == 0) continue;
       if (length != size_t(-1)) return 1;
       state = {};  // no UTF-8: left out
     }
@@ -108,6 +119,7 @@ LineEditor::LineEditor(const Interrupts& interrupts)
 LineEditor::~LineEditor() = default;
 
 std::optional<std::string> LineEditor::Read(const std::string& prompt) {
+  if (Library::EndWasTyped()) return std::nullopt;
   library_->prompt = prompt;
   int length = 0;
   const char* const line = el_gets(library_->editor, &length);
@@ -127,7 +139,11 @@ Interrupts::Interrupts() : raised_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   DT_CHECK(interrupt_fd >= 0 && raised_fd_ >= 0);
   watcher_ = std::thread([this] {
     NameThread("dt-interrupts");
-    for (uint64_t count = 0; read(interrupt_fd, &count, sizeof(count)) == sizeof(count);) {
+    while (true) {
+      uint64_t count = 0;
+      const ssize_t got = read(interrupt_fd, &count, sizeof(count));
+      if (got < 0 && errno == EINTR) continue;  // the signal may come to this thread
+      if (got != sizeof(count)) return;
       MutexLock lock(mutex_);
       if (count >= uint64_t{1} << 32) return;  // the destructor's
       Write(raised_fd_, 1);

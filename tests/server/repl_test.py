@@ -63,6 +63,18 @@ class Terminal:
             self.raw = getattr(self, "raw", b"") + data
             self.screen = ESCAPES.sub("", self.raw.decode(errors="replace"))
 
+    def leave(self):
+        """Its exit status after Ctrl-D. One that comes just when the terminal changes its mode may be lost."""
+        for _ in range(LIMIT):
+            self.type("\x04")
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid != 0:
+                    return os.waitstatus_to_exitcode(status)
+                time.sleep(0.01)
+        raise AssertionError(f"it did not end: {self.screen!r}")
+
     def ended(self):
         """Its exit status."""
         _, status = os.waitpid(self.pid, 0)
@@ -91,8 +103,19 @@ class Repl(unittest.TestCase):
             terminal.wait_for(">>> ")
             terminal.type("/clear\n")
             terminal.wait_for(">>> ")
-            terminal.type("\x04")
-            self.assertEqual(terminal.ended(), 0)
+            self.assertEqual(terminal.leave(), 0)
+
+    def test_ctrl_d_ends_it_after_one_that_was_lost_and_during_an_answer(self):
+        with Terminal("--max-tokens", "4") as terminal:
+            terminal.wait_for(">>> ")
+            time.sleep(0.2)  # the line is edited now
+            terminal.type("\x00")  # what Linux makes of a Ctrl-D that comes before that
+            self.assertEqual(terminal.leave(), 0)
+        with Terminal("--max-tokens", "400") as terminal:
+            terminal.wait_for(">>> ")
+            terminal.type("Tell it all\n")
+            terminal.wait_for(r"\n(?!Tell)[^>\n]{10}")
+            self.assertEqual(terminal.leave(), 0)
 
     def test_a_message_of_several_lines(self):
         with Terminal("--max-tokens", "4") as terminal:
