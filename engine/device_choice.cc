@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <string_view>
 
 #include "base/log.h"
 #include "kernels/cpu/isa.h"
@@ -26,8 +25,7 @@ constexpr uint64_t kRoomBesideWeights = uint64_t{1} << 30;
 absl::StatusOr<kernels::Isa> MaxIsa() {
   const char* const name = std::getenv(kMaxCpuIsa);
   if (name == nullptr || *name == '\0') return kernels::kStrongestIsa;
-  for (const kernels::Isa isa : {kernels::Isa::kAvx2, kernels::Isa::kAvx512, kernels::Isa::kAmx})
-    if (std::string_view(name) == kernels::Name(isa)) return isa;
+  if (const auto isa = kernels::IsaCalled(name)) return *isa;
   return InvalidArgument(kMaxCpuIsa, ": '", name, "' is none of avx2, avx512 and amx");
 }
 

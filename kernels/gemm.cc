@@ -8,7 +8,6 @@
 namespace dovetail::kernels {
 namespace {
 
-constexpr int64_t kRowBlock = 256;           // rows of x that stay in L2 while the tiles pass
 constexpr int64_t kSerialConversion = 8192;  // elements of x that one thread converts faster than several are started
 constexpr int64_t kConversionTask = 8192;    // elements of x a task converts
 constexpr int64_t kMacsPerTask = 400'000;    // some microseconds

@@ -39,7 +39,9 @@ size_t GemmScratchBytes(int64_t m, int64_t cols);
 // y = x W^T + bias (or y += ...) for each output, in f32.
 //
 // f32 weights: f32 multiply and add. bf16 weights: the same, with 8-bit activations after x has been
-// rounded to bf16. Quantised weights: x is quantised per row and group of 32 columns to 8 or 16 bits (x ~ s c,
+// rounded to bf16; with 16-bit activations AMX multiplies the three bf16 numbers whose sum is an element of x, which
+// rounds nothing more.
+// Quantised weights: x is quantised per row and group of 32 columns to 8 or 16 bits (x ~ s c,
 // s = max|x| / 127 or max|x| / 32512), products are summed exactly in integers within a group, then
 // in f32 over groups in ascending order:
 //   y = sum_g s_g scale_g sum_k (code_k - zero) c_k          (symmetric)
@@ -47,8 +49,8 @@ size_t GemmScratchBytes(int64_t m, int64_t cols);
 // With 8 bits the small values in the group of an outlier are lost, and the low bits of the outlier itself; 16 cost
 // little at m = 1, where memory is the limit, and up to twice the time at large m (bench/results/).
 // Numbers: each output depends on its row of x and on W only, not on m, the other rows, the other outputs or the number
-// of threads (docs/ARCHITECTURE.md, determinism 1). AVX2 and AVX-512 may differ in the last bits. A NaN or infinity in
-// x makes the outputs of its row NaN or infinite, and no others.
+// of threads (docs/ARCHITECTURE.md, determinism 1). AVX2 and AVX-512 may differ in the last bits, AVX-512 and AMX with
+// bf16 weights alone. A NaN or infinity in x makes the outputs of its row NaN or infinite, and no others.
 // Errors:  kInvalidArgument for null pointers, strides or sizes that do not fit, or too little scratch, before anything
 // is written.
 // Threads: runs on the caller and the stream's pool, returns when done.

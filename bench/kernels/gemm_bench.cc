@@ -32,7 +32,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLayers = 30, kHidden = 576, kKv = 192, kFfn = 1536, kVocab = 49152;
 constexpr int64_t kMaxRows = 512;
 constexpr double kSecondsEach = 0.4;
-constexpr Isa kIsas[] = {Isa::kAvx2, Isa::kAvx512, Isa::kAmx};
 
 struct Options {
   int threads = 0;
@@ -203,8 +202,8 @@ bool ParseOptions(int argc, char** argv, Options& options) {
     const std::string flag = argv[i], value = argv[i + 1];
     if (flag == "--threads" && absl::SimpleAtoi(value, &options.threads)) continue;
     if (flag == "--isa") {
-      const auto isa = std::find_if(std::begin(kIsas), std::end(kIsas), [&](Isa each) { return value == Name(each); });
-      if (isa == std::end(kIsas)) return false;
+      const std::optional<Isa> isa = IsaCalled(value);
+      if (!isa) return false;
       options.isa = *isa;
       continue;
     }

@@ -7,6 +7,10 @@
 namespace dovetail::kernels::amx {
 namespace {
 
+#define DT_TILE_INLINE static inline __attribute__((always_inline))
+
+inline constexpr int kRowBytes = 64;  // of a register
+
 // What ldtilecfg reads.
 struct alignas(64) TileShapes {
   uint8_t palette;
@@ -17,16 +21,13 @@ struct alignas(64) TileShapes {
 };
 
 // Registers [first, first + count) have this shape from LoadConfig to Release.
-static inline __attribute__((always_inline)) void SetShape(TileShapes& shapes, int first, int count, int rows,
-                                                           int row_bytes) {
+DT_TILE_INLINE void SetShape(TileShapes& shapes, int first, int count, int rows, int row_bytes) {
   shapes.palette = 1;
   for (int i = first; i < first + count; ++i) {
     shapes.rows[i] = static_cast<uint8_t>(rows);
     shapes.row_bytes[i] = static_cast<uint16_t>(row_bytes);
   }
 }
-
-#define DT_TILE_INLINE static inline __attribute__((always_inline))
 
 // The instructions by their names, for registers that a template chooses: the compiler's own take literals alone, and
 // do not say which memory they read and write.

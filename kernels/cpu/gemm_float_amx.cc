@@ -14,8 +14,6 @@ using avx512::StoreTile;
 constexpr int kPieceElements = kSplitRows * kSplitColumns;
 constexpr int kBlockElements = kSplitPieces * kPieceElements;  // of a panel of x
 constexpr int kBlockBytes = kSplitColumns * kTileRows * 2;     // of a tile of weights
-constexpr int kRowBytes = 64;                                  // of every tile register here
-constexpr int64_t kMostRows = 256;                             // of a call: kRowBlock of gemm.cc
 constexpr int64_t kChunkBlocks = 24;  // of columns: the pieces of 256 rows take 1.2 MB, which stay in L2
 constexpr int kBlocksAhead = 3;       // of weights on their way to L1
 constexpr int64_t kMostTiles = 8;     // that go through a chunk before the next
@@ -65,7 +63,7 @@ struct Block {
   }
 };
 
-// Rows [row_begin, row_end), at most kMostRows.
+// Rows [row_begin, row_end).
 class SplitKernel {
  public:
   SplitKernel(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end)
@@ -155,7 +153,7 @@ class SplitKernel {
   const GemmTarget& out_;
   const int64_t row_begin_, row_end_;
   int64_t first_ = 0, last_ = 0;  // blocks of columns of the chunk
-  alignas(64) float sums_[kMostTiles][kMostRows / kSplitRows][kSplitRows][kTileRows];
+  alignas(64) float sums_[kMostTiles][kRowBlock / kSplitRows][kSplitRows][kTileRows];
 };
 
 // x as a sum of three bf16 numbers. One that is not finite is the first of them alone.
@@ -180,11 +178,9 @@ DT_INLINE __m256i UpperHalves(__m512i x) { return _mm512_cvtepi32_epi16(_mm512_s
 
 void GemmSplitBF16(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end,
                    int64_t tile_begin, int64_t tile_end) {
-  for (int64_t row = row_begin; row < row_end; row += kMostRows) {
-    SplitKernel kernel(x, w, out, row, row_end - row < kMostRows ? row_end : row + kMostRows);
-    for (int64_t tile = tile_begin; tile < tile_end; tile += kMostTiles)
-      kernel.Run(tile, tile_end - tile < kMostTiles ? tile_end : tile + kMostTiles);
-  }
+  SplitKernel kernel(x, w, out, row_begin, row_end);
+  for (int64_t tile = tile_begin; tile < tile_end; tile += kMostTiles)
+    kernel.Run(tile, tile_end - tile < kMostTiles ? tile_end : tile + kMostTiles);
 }
 
 void SplitRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {

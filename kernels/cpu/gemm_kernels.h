@@ -129,8 +129,10 @@ struct GemmTarget {
   bool accumulate = false;      // y += instead of y =
 };
 
-// y rows [row_begin, row_end) x tiles [tile_begin, tile_end). Every output is one chain over
-// ascending columns that depends on nothing but its x row and W.
+inline constexpr int64_t kRowBlock = 256;  // rows of x that stay in L2 while the tiles pass
+
+// y rows [row_begin, row_end), of one block of kRowBlock, x tiles [tile_begin, tile_end). Every output is one chain
+// over ascending columns that depends on nothing but its x row and W.
 using GemmBlockFn = void (*)(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
                              int64_t row_end, int64_t tile_begin, int64_t tile_end);
 // Fills rows [row_begin, row_end) of one converted form from x.f32.
@@ -142,6 +144,20 @@ struct GemmKernels {
   PrepareRowsFn round_rows_to_bf16;
   PrepareRowsFn split_rows = nullptr;  // if not null, bf16 weights meet x in pieces where activations have 16 bits
 };
+
+// Each quantised format's entry, which is Of<format>::kBlock.
+template <template <PackedFormat> class Of>
+__attribute__((always_inline)) inline void SetQuantized(GemmBlockFn (&block)[kPackedFormats]) {
+  using enum PackedFormat;
+  block[static_cast<int>(kU4Symmetric)] = Of<kU4Symmetric>::kBlock;
+  block[static_cast<int>(kU4Affine)] = Of<kU4Affine>::kBlock;
+  block[static_cast<int>(kU4AffineF32)] = Of<kU4AffineF32>::kBlock;
+  block[static_cast<int>(kU8Symmetric)] = Of<kU8Symmetric>::kBlock;
+  block[static_cast<int>(kU8Affine)] = Of<kU8Affine>::kBlock;
+  block[static_cast<int>(kU8AffineF32)] = Of<kU8AffineF32>::kBlock;
+  block[static_cast<int>(kU8SymmetricG16)] = Of<kU8SymmetricG16>::kBlock;
+  block[static_cast<int>(kFp4)] = Of<kFp4>::kBlock;
+}
 
 // Below this the inverse of a group's scale would overflow: the whole group counts as zero.
 template <int kPlanes>

@@ -12,11 +12,9 @@ using avx512::LoadScales;
 using avx512::StoreTile;
 
 constexpr int64_t kFewRows = 32;    // fewer are faster with AVX-512
-constexpr int64_t kMostRows = 256;  // of a call: kRowBlock of gemm.cc
 constexpr int64_t kTiles = 4;       // that go through a chunk of columns together
 constexpr int kChunkColumns = 256;  // the codes of so many in four tiles, and what meets them of eight rows, stay in L1
 constexpr int kTogether = 4;        // groups of a panel, in registers 0 to 3
-constexpr int kRowBytes = 64;
 
 template <PackedFormat kFormat, int kPlanes>
 class QuantizedKernel {
@@ -148,7 +146,7 @@ class QuantizedKernel {
   int64_t first_ = 0, count_ = 0;                    // groups of the chunk
   alignas(64) int32_t products_[kTogether][2 * kPanelRows][kTileRows];
   alignas(64) std::byte unpacked_[kTiles][kTraits.code_bits == 8 ? 64 : kChunkColumns * kTileRows];
-  alignas(64) float sums_[kTiles][kMostRows][kTileRows];
+  alignas(64) float sums_[kTiles][kRowBlock][kTileRows];
 };
 
 template <PackedFormat kFormat, int kPlanes>
@@ -158,32 +156,25 @@ void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out
     static const GemmKernels few = avx512::GemmTable();
     return few.block[kPlanes - 1][static_cast<int>(kFormat)](x, w, out, row_begin, row_end, tile_begin, tile_end);
   }
-  for (int64_t row = row_begin; row < row_end; row += kMostRows) {
-    QuantizedKernel<kFormat, kPlanes> kernel(x, w, out, row, row_end - row < kMostRows ? row_end : row + kMostRows);
-    for (int64_t tile = tile_begin; tile < tile_end; tile += kTiles)
-      kernel.Run(tile, tile_end - tile < kTiles ? tile_end : tile + kTiles);
-  }
+  QuantizedKernel<kFormat, kPlanes> kernel(x, w, out, row_begin, row_end);
+  for (int64_t tile = tile_begin; tile < tile_end; tile += kTiles)
+    kernel.Run(tile, tile_end - tile < kTiles ? tile_end : tile + kTiles);
 }
 
 template <int kPlanes>
-DT_INLINE void FillTable(GemmBlockFn (&block)[kPackedFormats]) {
-  using enum PackedFormat;
-  block[static_cast<int>(kU4Symmetric)] = GemmQuantized<kU4Symmetric, kPlanes>;
-  block[static_cast<int>(kU4Affine)] = GemmQuantized<kU4Affine, kPlanes>;
-  block[static_cast<int>(kU4AffineF32)] = GemmQuantized<kU4AffineF32, kPlanes>;
-  block[static_cast<int>(kU8Symmetric)] = GemmQuantized<kU8Symmetric, kPlanes>;
-  block[static_cast<int>(kU8Affine)] = GemmQuantized<kU8Affine, kPlanes>;
-  block[static_cast<int>(kU8AffineF32)] = GemmQuantized<kU8AffineF32, kPlanes>;
-  block[static_cast<int>(kU8SymmetricG16)] = GemmQuantized<kU8SymmetricG16, kPlanes>;
-  block[static_cast<int>(kFp4)] = GemmQuantized<kFp4, kPlanes>;
-}
+struct Planes {
+  template <PackedFormat kFormat>
+  struct Of {
+    static constexpr GemmBlockFn kBlock = GemmQuantized<kFormat, kPlanes>;
+  };
+};
 
 }  // namespace
 
 GemmKernels GemmTable() {
   GemmKernels table = avx512::GemmTable();
-  FillTable<1>(table.block[static_cast<int>(ActivationBits::k8)]);
-  FillTable<2>(table.block[static_cast<int>(ActivationBits::k16)]);
+  SetQuantized<Planes<1>::Of>(table.block[static_cast<int>(ActivationBits::k8)]);
+  SetQuantized<Planes<2>::Of>(table.block[static_cast<int>(ActivationBits::k16)]);
   table.block[static_cast<int>(ActivationBits::k16)][static_cast<int>(PackedFormat::kBF16)] = GemmSplitBF16;
   table.split_rows = SplitRows;
   return table;

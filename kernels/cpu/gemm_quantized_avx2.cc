@@ -159,18 +159,19 @@ void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out
 }
 
 template <int kPlanes>
+struct Planes {
+  template <PackedFormat kFormat>
+  struct Of {
+    static constexpr GemmBlockFn kBlock = GemmQuantized<kFormat, kPlanes>;
+  };
+};
+
+template <int kPlanes>
 DT_INLINE void FillTable(GemmBlockFn (&block)[kPackedFormats]) {
   using enum PackedFormat;
   block[static_cast<int>(kF32)] = GemmF32;
   block[static_cast<int>(kBF16)] = kPlanes == 1 ? GemmRoundedBF16 : GemmBF16;
-  block[static_cast<int>(kU4Symmetric)] = GemmQuantized<kU4Symmetric, kPlanes>;
-  block[static_cast<int>(kU4Affine)] = GemmQuantized<kU4Affine, kPlanes>;
-  block[static_cast<int>(kU4AffineF32)] = GemmQuantized<kU4AffineF32, kPlanes>;
-  block[static_cast<int>(kU8Symmetric)] = GemmQuantized<kU8Symmetric, kPlanes>;
-  block[static_cast<int>(kU8Affine)] = GemmQuantized<kU8Affine, kPlanes>;
-  block[static_cast<int>(kU8AffineF32)] = GemmQuantized<kU8AffineF32, kPlanes>;
-  block[static_cast<int>(kU8SymmetricG16)] = GemmQuantized<kU8SymmetricG16, kPlanes>;
-  block[static_cast<int>(kFp4)] = GemmQuantized<kFp4, kPlanes>;
+  SetQuantized<Planes<kPlanes>::template Of>(block);
 }
 
 }  // namespace

@@ -45,6 +45,12 @@ const char* Name(Isa isa) {
   return "";
 }
 
+std::optional<Isa> IsaCalled(std::string_view name) {
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
+    if (name == Name(isa)) return isa;
+  return std::nullopt;
+}
+
 int UsableCores() {
   cpu_set_t set;
   CPU_ZERO(&set);

@@ -1,5 +1,6 @@
 #pragma once
 #include <optional>
+#include <string_view>
 
 #include "kernels/device.h"
 
@@ -11,6 +12,8 @@ namespace dovetail::kernels {
 std::optional<Isa> DetectIsa();
 
 const char* Name(Isa isa);  // "avx2", "avx512", "amx"
+// The level with this name, or nullopt.
+std::optional<Isa> IsaCalled(std::string_view name);
 
 // Cores this process may run on (its affinity mask), at least 1.
 // Threads: thread-safe.
