@@ -1,16 +1,14 @@
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <fstream>
 #include <string>
 #include <thread>
 
 #include "server/cli/terminal.h"
+#include "tests/support/threads.h"
 
 // Ctrl-C of `dovetail run`.
 
@@ -25,17 +23,11 @@ bool Until(const auto& condition) {
   return false;
 }
 
-// The thread of this process with this name, or 0.
+// 0: there is none.
 pid_t ThreadCalled(const std::string& name) {
-  pid_t found = 0;
-  DIR* const folder = opendir("/proc/self/task");
-  while (const dirent* const entry = readdir(folder)) {
-    std::string comm;
-    std::getline(std::ifstream(std::string("/proc/self/task/") + entry->d_name + "/comm"), comm);
-    if (comm == name) found = std::atoi(entry->d_name);
-  }
-  closedir(folder);
-  return found;
+  for (const pid_t thread : test::Threads())
+    if (test::NameOfThread(thread) == name) return thread;
+  return 0;
 }
 
 // The terminal's signal may come to any thread, and ends what that one reads.

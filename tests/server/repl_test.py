@@ -9,6 +9,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 import unittest
 
@@ -63,6 +64,13 @@ class Terminal:
             self.raw = getattr(self, "raw", b"") + data
             self.screen = ESCAPES.sub("", self.raw.decode(errors="replace"))
 
+    def wait_until_a_line_is_edited(self):
+        end = time.monotonic() + LIMIT
+        while termios.tcgetattr(self.fd)[3] & termios.ICANON:
+            if time.monotonic() > end:
+                raise AssertionError(f"no line is edited: {self.screen!r}")
+            time.sleep(0.01)
+
     def leave(self):
         """Its exit status after Ctrl-D. One that comes just when the terminal changes its mode may be lost."""
         for _ in range(LIMIT):
@@ -108,7 +116,7 @@ class Repl(unittest.TestCase):
     def test_ctrl_d_ends_it_after_one_that_was_lost_and_during_an_answer(self):
         with Terminal("--max-tokens", "4") as terminal:
             terminal.wait_for(">>> ")
-            time.sleep(0.2)  # the line is edited now
+            terminal.wait_until_a_line_is_edited()
             terminal.type("\x00")  # what Linux makes of a Ctrl-D that comes before that
             self.assertEqual(terminal.leave(), 0)
         with Terminal("--max-tokens", "400") as terminal:

@@ -1,6 +1,5 @@
 #include "tests/support/hang_report.h"
 
-#include <dirent.h>
 #include <execinfo.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,12 +8,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/debugging/symbolize.h"
+#include "tests/support/threads.h"
 
 namespace dovetail::test {
 namespace {
@@ -37,27 +34,11 @@ void WriteFunctions(int /*signal*/) {
   ++written_threads;
 }
 
-std::vector<pid_t> Threads() {
-  std::vector<pid_t> threads;
-  DIR* const folder = opendir("/proc/self/task");
-  if (folder == nullptr) return threads;
-  while (const dirent* const entry = readdir(folder))
-    if (const int thread = std::atoi(entry->d_name); thread > 0) threads.push_back(thread);
-  closedir(folder);
-  return threads;
-}
-
-std::string NameOf(pid_t thread) {
-  std::string name;
-  std::getline(std::ifstream("/proc/self/task/" + std::to_string(thread) + "/comm"), name);
-  return name;
-}
-
 // One thread after another. A thread that does not answer within a second is passed over.
 void WriteThreads(int signal) {
   for (const pid_t thread : Threads()) {
     if (thread == gettid()) continue;
-    std::fprintf(stderr, "  thread %d, %s:\n", thread, NameOf(thread).c_str());
+    std::fprintf(stderr, "  thread %d, %s:\n", thread, NameOfThread(thread).c_str());
     const int written = written_threads;
     if (syscall(SYS_tgkill, getpid(), thread, signal) != 0) continue;
     for (int i = 0; i < 1000 && written_threads == written; ++i)
@@ -69,6 +50,7 @@ void WriteThreads(int signal) {
 
 void ReportHang(std::chrono::seconds limit) {
   const int signal = SIGRTMIN + 1;
+  absl::InitializeSymbolizer("/proc/self/exe");
   std::signal(signal, WriteFunctions);
   std::thread([limit, signal] {
     std::this_thread::sleep_for(limit);
