@@ -26,7 +26,7 @@ namespace dovetail::kernels::cuda {
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Functions with a stream only enqueue, except
 // stream_synchronize, and gemm_run where it measures algorithms for a new shape.
 // Threads: thread-safe.
-inline constexpr uint32_t kBackendAbi = 18;
+inline constexpr uint32_t kBackendAbi = 19;
 
 struct DeviceInfo {
   char name[256];
@@ -36,6 +36,11 @@ struct DeviceInfo {
   int l2_bytes;
   size_t memory_bytes;
   char pci[32];
+};
+
+// Names device memory to other processes of its machine.
+struct MemoryHandle {
+  unsigned char bytes[64];
 };
 
 enum class GemmType : int32_t { kBF16 = 0, kF16 = 1 };
@@ -93,6 +98,11 @@ struct Backend {
   int (*reach_peer)(int device, int peer, bool* reaches);
   int (*allocate)(int device, size_t bytes, void** memory);
   int (*release)(int device, void* memory);
+  // What other processes of this machine open memory of `allocate` with, from its first byte. Opened there, it is read
+  // like memory of that device until it is closed; it must not be released before.
+  int (*export_memory)(int device, void* memory, MemoryHandle* handle);
+  int (*open_memory)(int device, const MemoryHandle* handle, void** memory, size_t* bytes);
+  int (*close_memory)(int device, void* memory);
   int (*allocate_pinned)(int device, size_t bytes, void** memory);
   int (*release_pinned)(void* memory);
 

@@ -1,9 +1,13 @@
-// The part of the CUDA runtime that the backend uses: one GPU, whose memory is the host's and whose work is done when
-// a call returns. Device memory ends at a guard page and begins as NaNs.
+// The part of the CUDA runtime that the backend uses: one GPU, or as many as DOVETAIL_EMULATED_GPUS says, whose memory
+// is the host's and whose work is done when a call returns. Device memory ends at a guard page and begins as NaNs.
+// Pieces of at least 2 MiB may be opened by other processes, also when this one has ended.
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -24,7 +28,30 @@ constexpr int kMultiprocessors = 4;  // so that some thread blocks have several 
 constexpr int kShared = 227 << 10;
 constexpr size_t kMemory = size_t{2} << 30, kPage = 4096;
 std::mutex mutex;
-std::map<void*, size_t> mapped;  // by the address given: bytes of its mapping
+void* PageOf(void* p) { return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(p) / kPage * kPage); }
+
+struct Mapping {
+  size_t bytes = 0;
+  int file = -1;  // which other processes may open; none: -1
+};
+std::map<void*, Mapping> mapped;  // by the address given
+constexpr size_t kLeastShared = size_t{2} << 20;
+struct Handle {  // of memory
+  pid_t process = 0;
+  int file = -1;
+  void* memory = nullptr;  // in that process
+};
+static_assert(sizeof(Handle) <= sizeof(cudaIpcMemHandle_t));
+
+int Gpus() {
+  static const char* const text = std::getenv("DOVETAIL_EMULATED_GPUS");
+  return text == nullptr ? 1 : std::atoi(text);
+}
+
+// Bytes of an address of `mapped`, to the guard page.
+size_t BytesAt(void* memory, const Mapping& mapping) {
+  return mapping.bytes - kPage - static_cast<size_t>(static_cast<char*>(memory) - static_cast<char*>(PageOf(memory)));
+}
 size_t used = 0;
 
 using Graph = std::vector<std::function<void()>>;
@@ -42,8 +69,6 @@ Graph* GraphOf(cudaStream_t stream) {
   const auto found = recorded.find(stream);
   return found == recorded.end() ? nullptr : found->second;
 }
-
-void* PageOf(void* p) { return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(p) / kPage * kPage); }
 
 }  // namespace
 
@@ -65,8 +90,8 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = Gpus(), cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return device < Gpus() ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 0, cudaSuccess; }
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaErrorInvalidDevice; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -87,9 +112,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   }
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int) {
+cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
   // Another one for each copy of this library in a process.
-  std::snprintf(text, bytes, "%08zx:00:00.0", reinterpret_cast<size_t>(&mutex) / kPage & 0xffffffff);
+  std::snprintf(text, bytes, "%08zx:%02x:00.0", reinterpret_cast<size_t>(&mutex) / kPage & 0xffffffff, device);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
@@ -101,13 +126,15 @@ cudaError_t cudaMalloc(void** out, size_t bytes) {
   const size_t size = (bytes + 255) / 256 * 256, pages = (size + kPage - 1) / kPage * kPage;
   const std::lock_guard lock(mutex);
   if (size > kMemory - used) return cudaErrorMemoryAllocation;
-  auto* const base =
-      static_cast<char*>(mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  const int file = bytes < kLeastShared ? -1 : memfd_create("emulated GPU memory", MFD_CLOEXEC);
+  if (file >= 0 && ftruncate(file, static_cast<off_t>(pages + kPage)) != 0) return cudaErrorMemoryAllocation;
+  const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  auto* const base = static_cast<char*>(mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, flags, file, 0));
   if (base == MAP_FAILED) return cudaErrorMemoryAllocation;
   mprotect(base + pages, kPage, PROT_NONE);
   std::memset(base, 0xff, pages);
   *out = base + pages - size;
-  mapped[*out] = pages + kPage;
+  mapped[*out] = {pages + kPage, file};
   used += pages + kPage;
   return cudaSuccess;
 }
@@ -115,9 +142,65 @@ cudaError_t cudaFree(void* memory) {
   const std::lock_guard lock(mutex);
   const auto found = mapped.find(memory);
   if (found == mapped.end()) return memory == nullptr ? cudaSuccess : cudaErrorInvalidValue;
-  munmap(PageOf(memory), found->second);
-  used -= found->second;
+  munmap(PageOf(memory), found->second.bytes);
+  if (found->second.file >= 0) close(found->second.file);
+  used -= found->second.bytes;
   mapped.erase(found);
+  return cudaSuccess;
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* memory) {
+  const std::lock_guard lock(mutex);
+  const auto found = mapped.find(memory);
+  if (found == mapped.end() || found->second.file < 0) return cudaErrorInvalidValue;
+  const Handle handle{getpid(), found->second.file, memory};
+  std::memset(out, 0, sizeof(*out));
+  std::memcpy(out, &handle, sizeof(handle));
+  return cudaSuccess;
+}
+// A real GPU's are not for the process that they come from; here they are, so that one process has all ranks of a test.
+cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t of_cuda, unsigned) {
+  Handle handle;
+  std::memcpy(&handle, &of_cuda, sizeof(handle));
+  const std::lock_guard lock(mutex);
+  if (handle.process == getpid()) {
+    *memory = handle.memory;
+    return mapped.contains(handle.memory) ? cudaSuccess : cudaErrorInvalidValue;
+  }
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/%d/fd/%d", handle.process, handle.file);
+  const int file = open(path, O_RDWR | O_CLOEXEC);
+  struct stat status;
+  if (file < 0 || fstat(file, &status) != 0) return cudaErrorInvalidValue;
+  const auto bytes = static_cast<size_t>(status.st_size);
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (base == MAP_FAILED) return cudaErrorMemoryAllocation;
+  mprotect(static_cast<char*>(base) + bytes - kPage, kPage, PROT_NONE);
+  mapped[base] = {bytes, -1};
+  used += bytes;
+  *memory = base;
+  return cudaSuccess;
+}
+cudaError_t cudaIpcCloseMemHandle(void* memory) {
+  {
+    const std::lock_guard lock(mutex);
+    const auto found = mapped.find(memory);
+    if (found == mapped.end()) return cudaErrorInvalidValue;
+    if (found->second.file >= 0) return cudaSuccess;  // this process's own
+  }
+  return cudaFree(memory);
+}
+static int AddressRange(void** base, size_t* bytes, void* address) {
+  const std::lock_guard lock(mutex);
+  *base = address;
+  *bytes = BytesAt(address, mapped.at(address));
+  return 0;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  const bool known = std::strcmp(name, "cuMemGetAddressRange") == 0;
+  *function = known ? reinterpret_cast<void*>(AddressRange) : nullptr;
+  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {

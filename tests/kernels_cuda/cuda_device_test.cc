@@ -1,7 +1,14 @@
 #include "kernels/cuda/runtime/cuda_device.h"
 
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <map>
+#include <string>
+#include <string_view>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/kernels_cuda/cuda_fixture.h"
 
@@ -13,7 +20,13 @@ struct FakeDriver {
   size_t free_bytes = size_t{100} << 20;
   std::map<char*, size_t> taken;
 
-  MemoryPool Pool() {
+  MemoryPool Pool(bool frees = true) {
+    MemoryPool::Free free = [this](void* memory) {
+      auto* piece = static_cast<char*>(memory);
+      free_bytes += taken.at(piece);
+      taken.erase(piece);
+      delete[] piece;
+    };
     return MemoryPool(
         [this](size_t bytes) -> absl::StatusOr<void*> {
           if (bytes > free_bytes) return ResourceExhausted("device memory: out of memory");
@@ -22,12 +35,7 @@ struct FakeDriver {
           taken[memory] = bytes;
           return memory;
         },
-        [this](void* memory) {
-          auto* piece = static_cast<char*>(memory);
-          free_bytes += taken.at(piece);
-          taken.erase(piece);
-          delete[] piece;
-        });
+        frees ? std::move(free) : nullptr);
   }
 };
 
@@ -59,6 +67,20 @@ TEST(MemoryPool, GivesBackWhatItKeepsBeforeItFails) {
   pool.Return(*larger, size_t{80} << 20);
   pool.Trim();
   EXPECT_TRUE(driver.taken.empty());
+}
+
+TEST(MemoryPool, WithoutAWayToFreeItKeepsWhatOthersMayHaveOpen) {
+  FakeDriver driver;
+  MemoryPool pool = driver.Pool(/*frees=*/false);
+  const size_t most = size_t{60} << 20;
+  void* a = *pool.Take(most);
+  pool.Return(a, most);
+  EXPECT_EQ(pool.Take(size_t{80} << 20).status().code(), absl::StatusCode::kResourceExhausted);
+  pool.Trim();
+  EXPECT_EQ(pool.kept_bytes(), most);
+  EXPECT_EQ(*pool.Take(most), a);
+  pool.Return(a, most);
+  for (const auto& [memory, bytes] : driver.taken) delete[] memory;
 }
 
 TEST(MemoryPool, NothingIsNull) {
@@ -139,6 +161,61 @@ TEST_F(CudaDeviceTest, CopiesBothWaysThroughPinnedMemory) {
   ASSERT_TRUE(stream().Copy((*there)->data(), (*pinned)->data(), 1 << 20).ok());
   const auto back = Download<std::byte>(**there);
   for (size_t i = 0; i < back.size(); ++i) ASSERT_EQ(back[i], static_cast<std::byte>(i * 7));
+}
+
+// The other process is this program again, with the handle in its environment.
+constexpr const char* kHandle = "DOVETAIL_TEST_MEMORY_HANDLE";
+constexpr size_t kSharedBytes = 3000;
+std::byte SharedByte(size_t i) { return static_cast<std::byte>(i * 13 + 5); }
+
+TEST_F(CudaDeviceTest, AnotherProcessReadsWhatIsShared) {
+  auto shared = device().AllocateShared(kSharedBytes);
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_EQ((*shared)->size_bytes(), size_t{2} << 20) << "a power of two, and an allocation of the driver's";
+  auto pinned = device().AllocatePinned(kSharedBytes);
+  ASSERT_TRUE(pinned.ok());
+  for (size_t i = 0; i < kSharedBytes; ++i) (*pinned)->data()[i] = SharedByte(i);
+  ASSERT_TRUE(stream().Copy((*shared)->data(), (*pinned)->data(), kSharedBytes).ok());
+  ASSERT_TRUE(stream().SynchronizeStatus().ok());
+  const auto handle = device().Export(**shared);
+  ASSERT_TRUE(handle.ok()) << handle.status();
+  if (std::string_view(device().info().name) != "CPU emulation") {
+    EXPECT_FALSE(device().Open(*handle).ok()) << "a process does not open its own";
+  }
+  const absl::string_view bytes(reinterpret_cast<const char*>(handle->bytes), sizeof(handle->bytes));
+  const std::string command = absl::StrCat(kHandle, "=", absl::BytesToHexString(bytes), " ",
+                                           std::filesystem::read_symlink("/proc/self/exe").string(),
+                                           " --gtest_also_run_disabled_tests --gtest_filter=*DISABLED_OpensAndReads");
+  EXPECT_EQ(std::system(command.c_str()), 0);
+}
+
+// Of AnotherProcessReadsWhatIsShared.
+TEST_F(CudaDeviceTest, DISABLED_OpensAndReads) {
+  const char* const given = std::getenv(kHandle);
+  ASSERT_NE(given, nullptr);
+  MemoryHandle handle;
+  const std::string bytes = absl::HexStringToBytes(given);
+  ASSERT_EQ(bytes.size(), sizeof(handle.bytes));
+  std::memcpy(handle.bytes, bytes.data(), bytes.size());
+  const auto opened = device().Open(handle);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  ASSERT_GE(opened->bytes().size(), kSharedBytes);
+  auto pinned = device().AllocatePinned(kSharedBytes);
+  ASSERT_TRUE(pinned.ok());
+  ASSERT_TRUE(stream().Copy((*pinned)->data(), opened->bytes().data(), kSharedBytes).ok());
+  ASSERT_TRUE(stream().SynchronizeStatus().ok());
+  for (size_t i = 0; i < kSharedBytes; ++i) ASSERT_EQ((*pinned)->data()[i], SharedByte(i)) << i;
+}
+
+TEST_F(CudaDeviceTest, SharedMemoryIsUsedAgain) {
+  auto first = device().AllocateShared(5 << 20);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ((*first)->size_bytes(), size_t{8} << 20);
+  const std::byte* const memory = (*first)->data();
+  first->reset();
+  auto second = device().AllocateShared(6 << 20);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ((*second)->data(), memory);
 }
 
 TEST_F(CudaDeviceTest, MoreMemoryThanThereIsFailsWithNumbers) {

@@ -1,5 +1,7 @@
 #include "kernels/cuda/runtime/cuda_device.h"
 
+#include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cstring>
 #include <utility>
@@ -8,6 +10,7 @@ namespace dovetail::kernels::cuda {
 namespace {
 
 constexpr size_t kLeastPinned = size_t{4} << 20;  // without which a device is not opened
+constexpr size_t kLeastShared = size_t{2} << 20;
 
 std::string Mebibytes(size_t bytes) { return absl::StrCat(bytes >> 20, " MiB"); }
 
@@ -76,6 +79,18 @@ CudaGraph& CudaGraph::operator=(CudaGraph&& other) noexcept {
 }
 CudaGraph::~CudaGraph() {
   if (graph_ != nullptr) (*library_)->graph_destroy(graph_);
+}
+
+OpenedMemory::OpenedMemory(OpenedMemory&& other) noexcept
+    : device_(other.device_), memory_(std::exchange(other.memory_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+OpenedMemory& OpenedMemory::operator=(OpenedMemory&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(memory_, other.memory_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+OpenedMemory::~OpenedMemory() {
+  if (memory_ != nullptr) device_->library()->close_memory(device_->index(), memory_);
 }
 
 CudaStream::~CudaStream() {
@@ -174,13 +189,15 @@ CudaDevice::CudaDevice(std::shared_ptr<const CudaLibrary> library, int index, co
       info_(info),
       host_(std::move(host)),
       host_stream_(host_->CreateStream()),
-      pool_(
-          [this](size_t bytes) -> absl::StatusOr<void*> {
-            void* memory = nullptr;
-            DT_RETURN_IF_ERROR(library_->Check((*library_)->allocate(index_, bytes, &memory), "device memory"));
-            return memory;
-          },
-          [this](void* memory) { (*library_)->release(index_, memory); }) {}
+      pool_([this](size_t bytes) { return AllocateFromDriver(bytes); },
+            [this](void* memory) { (*library_)->release(index_, memory); }),
+      shared_pool_([this](size_t bytes) { return AllocateFromDriver(bytes); }, nullptr) {}
+
+absl::StatusOr<void*> CudaDevice::AllocateFromDriver(size_t bytes) const {
+  void* memory = nullptr;
+  DT_RETURN_IF_ERROR(library_->Check((*library_)->allocate(index_, bytes, &memory), "device memory"));
+  return memory;
+}
 
 CudaDevice::~CudaDevice() = default;
 
@@ -217,8 +234,34 @@ absl::StatusOr<CudaEvent> CudaDevice::CreateEvent(bool timed) {
 }
 
 absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::Allocate(size_t size_bytes) {
-  absl::StatusOr<void*> memory = pool_.Take(size_bytes);
-  if (memory.ok()) return std::make_unique<PooledBuffer>(pool_, *memory, size_bytes);
+  return AllocateFrom(pool_, size_bytes);
+}
+
+// Powers of two: pieces that have become too small are used no more unless something smaller is asked for, and all of
+// them together are no larger than the next one. The driver may put several of less than the least one into one
+// allocation, which is what a handle names.
+absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocateShared(size_t size_bytes) {
+  return AllocateFrom(shared_pool_, std::bit_ceil(std::max(size_bytes, kLeastShared)));
+}
+
+absl::StatusOr<MemoryHandle> CudaDevice::Export(Buffer& shared) const {
+  MemoryHandle handle;
+  DT_RETURN_IF_ERROR(library_->Check((*library_)->export_memory(index_, shared.data(), &handle),
+                                     name() + ": memory for other processes"));
+  return handle;
+}
+
+absl::StatusOr<OpenedMemory> CudaDevice::Open(const MemoryHandle& handle) const {
+  void* memory = nullptr;
+  size_t size = 0;
+  DT_RETURN_IF_ERROR(library_->Check((*library_)->open_memory(index_, &handle, &memory, &size),
+                                     name() + ": memory of another process"));
+  return OpenedMemory(this, memory, size);
+}
+
+absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocateFrom(MemoryPool& pool, size_t size_bytes) {
+  absl::StatusOr<void*> memory = pool.Take(size_bytes);
+  if (memory.ok()) return std::make_unique<PooledBuffer>(pool, *memory, size_bytes);
   if (!absl::IsResourceExhausted(memory.status())) return memory.status();
   const absl::StatusOr<Memory> now = this->memory();
   if (!now.ok()) return memory.status();
@@ -257,8 +300,8 @@ absl::StatusOr<CudaDevice::Memory> CudaDevice::memory() const {
   Memory memory;
   DT_RETURN_IF_ERROR(library_->Check((*library_)->memory_info(index_, &memory.free_bytes, &memory.total_bytes),
                                      name() + ": asking for free memory"));
-  memory.taken_bytes = pool_.taken_bytes();
-  memory.kept_bytes = pool_.kept_bytes();
+  memory.taken_bytes = pool_.taken_bytes() + shared_pool_.taken_bytes();
+  memory.kept_bytes = pool_.kept_bytes() + shared_pool_.kept_bytes();
   return memory;
 }
 

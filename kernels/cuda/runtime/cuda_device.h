@@ -1,5 +1,7 @@
 #pragma once
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/mutex.h"
@@ -112,6 +114,26 @@ class CudaStream : public Stream {
   int upload_holds_ = 0;
 };
 
+// Memory of another process's device, as this one's copies and kernels read it. Movable.
+// It stays mapped while this object lives, also when that process has ended: its device gets the memory back only then.
+// Ownership: must not outlive its device; must outlive work that reads it.
+// Threads: thread-compatible.
+class OpenedMemory {
+ public:
+  OpenedMemory() = default;
+  OpenedMemory(OpenedMemory&& other) noexcept;
+  OpenedMemory& operator=(OpenedMemory&& other) noexcept;
+  ~OpenedMemory();
+  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(memory_), size_}; }
+
+ private:
+  friend class CudaDevice;
+  OpenedMemory(const CudaDevice* device, void* memory, size_t size) : device_(device), memory_(memory), size_(size) {}
+  const CudaDevice* device_ = nullptr;
+  void* memory_ = nullptr;
+  size_t size_ = 0;
+};
+
 struct CudaDeviceOptions {
   int index = 0;
   int host_threads = 1;  // of the pool for work on the host's side
@@ -141,6 +163,13 @@ class CudaDevice : public Device {
   // Host memory that copies reach without staging; zeroed.
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePinned(size_t size_bytes);
 
+  // Memory that other processes of this machine may open (Export): at least so much, and never given back to the driver
+  // but kept for the next call, since nothing says when the last of them has closed it.
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t size_bytes);
+  absl::StatusOr<MemoryHandle> Export(Buffer& shared) const;
+  // kInternal: another machine's, this process's own, or one whose device this one does not reach.
+  absl::StatusOr<OpenedMemory> Open(const MemoryHandle& handle) const;
+
   struct Memory {
     size_t free_bytes = 0;  // of the whole device, for all processes
     size_t total_bytes = 0;
@@ -161,13 +190,15 @@ class CudaDevice : public Device {
   friend class CudaStream;
   CudaDevice(std::shared_ptr<const CudaLibrary> library, int index, const DeviceInfo& info,
              std::unique_ptr<Device> host);
+  absl::StatusOr<void*> AllocateFromDriver(size_t bytes) const;
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateFrom(MemoryPool& pool, size_t size_bytes);
 
   const std::shared_ptr<const CudaLibrary> library_;  // shared: opened once for all devices
   const int index_;
   const DeviceInfo info_;
   const std::unique_ptr<Device> host_;
   const std::unique_ptr<Stream> host_stream_;
-  MemoryPool pool_;
+  MemoryPool pool_, shared_pool_;
   Mutex mutex_;
   std::unique_ptr<CudaStream> worker_stream_ ABSL_GUARDED_BY(mutex_);
 };

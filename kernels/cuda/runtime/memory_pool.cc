@@ -24,7 +24,7 @@ absl::StatusOr<void*> MemoryPool::Take(size_t bytes) {
     }
   }
   absl::StatusOr<void*> memory = allocate_(size);
-  if (!memory.ok() && kept_bytes() > 0) {
+  if (!memory.ok() && free_ != nullptr && kept_bytes() > 0) {
     Trim();
     memory = allocate_(size);
   }
@@ -44,6 +44,7 @@ void MemoryPool::Return(void* memory, size_t bytes) {
 }
 
 void MemoryPool::Trim() {
+  if (free_ == nullptr) return;
   std::map<size_t, std::vector<void*>> kept;
   {
     MutexLock lock(mutex_);

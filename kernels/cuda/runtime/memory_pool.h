@@ -12,7 +12,7 @@ namespace dovetail::kernels::cuda {
 // Keeps freed pieces of device memory for the next request of their size, because asking the driver synchronises the
 // device. Sizes are rounded up: to 512 bytes below 1 MiB, to 2 MiB above. When the driver has no more, all that is kept
 // goes back to it and the request is repeated once. Pieces still taken when the pool dies are not freed: their owners
-// must die first.
+// must die first. Without `free` nothing ever goes back: other processes may have it open.
 // Threads: thread-safe.
 class MemoryPool {
  public:

@@ -84,6 +84,49 @@ int Release(int device, void* memory) {
       device, [](void* p) { return cudaFree(p); }, memory);
 }
 
+int ExportMemory(int device, void* memory, MemoryHandle* handle) {
+  static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(MemoryHandle));
+  cudaError_t error = cudaSetDevice(device);
+  cudaIpcMemHandle_t of_cuda;
+  if (error == cudaSuccess) error = cudaIpcGetMemHandle(&of_cuda, memory);
+  if (error == cudaSuccess) std::memcpy(handle, &of_cuda, sizeof(*handle));
+  return Code(error);
+}
+
+namespace {
+
+// The runtime does not say how long memory is; the driver does.
+cudaError_t BytesOf(void* memory, size_t* bytes) {
+  using AddressRange = int (*)(void** base, size_t* bytes, void* address);
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  constexpr unsigned kCuda12 = 12000;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, kCuda12, cudaEnableDefault, &found);
+  if (error != cudaSuccess) return error;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorSymbolNotFound;
+  void* base = nullptr;
+  return static_cast<cudaError_t>(reinterpret_cast<AddressRange>(function)(&base, bytes, memory));
+}
+
+}  // namespace
+
+int OpenMemory(int device, const MemoryHandle* handle, void** memory, size_t* bytes) {
+  cudaError_t error = cudaSetDevice(device);
+  cudaIpcMemHandle_t of_cuda;
+  std::memcpy(&of_cuda, handle, sizeof(of_cuda));
+  if (error == cudaSuccess) error = cudaIpcOpenMemHandle(memory, of_cuda, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) return Code(error);
+  error = BytesOf(*memory, bytes);
+  if (error != cudaSuccess) cudaIpcCloseMemHandle(*memory);
+  return Code(error);
+}
+
+int CloseMemory(int device, void* memory) {
+  return OnDevice(
+      device, [](void* p) { return cudaIpcCloseMemHandle(p); }, memory);
+}
+
 int AllocatePinned(int device, size_t bytes, void** memory) {
   const cudaError_t error = cudaSetDevice(device);
   return Code(error != cudaSuccess ? error : cudaHostAlloc(memory, bytes, cudaHostAllocPortable));
