@@ -1,6 +1,6 @@
 #include "compute_worker/host_crossing.h"
 
-#include "compute_worker/step_frames.h"
+#include <utility>
 
 namespace dovetail::compute {
 
@@ -11,12 +11,22 @@ absl::Status HostCrossing::SendBegin(SendStepBegin& begin) {
   return SendBeginFrame(port_, FrameType::kStepBegin, begin);
 }
 
+absl::StatusOr<bool> HostCrossing::Sent(MicroBatchId id, Payloads& payloads) {
+  DT_ASSIGN_OR_RETURN(const bool ready, dense_.PayloadsReady(id, payloads.op));
+  if (!ready) return false;
+  const absl::Status sent = SendPayloads(core_, dense_, port_, id, payloads);
+  if (absl::IsResourceExhausted(sent)) return false;
+  DT_RETURN_IF_ERROR(sent);
+  return true;
+}
+
 absl::Status HostCrossing::Send(MicroBatchId id, int op, FrameType type) {
+  Payloads payloads{.op = op, .type = type};
   if (late_[id.value()].empty()) {
-    DT_ASSIGN_OR_RETURN(const bool ready, dense_.PayloadsReady(id, op));
-    if (ready) return SendPayloads(core_, dense_, port_, id, op, type);
+    DT_ASSIGN_OR_RETURN(const bool sent, Sent(id, payloads));
+    if (sent) return absl::OkStatus();
   }
-  late_[id.value()].push_back({core_.PlanOf(id).step, op, type});
+  late_[id.value()].push_back({core_.PlanOf(id).step, std::move(payloads)});
   return absl::OkStatus();
 }
 
@@ -25,19 +35,17 @@ absl::Status HostCrossing::SendQuery(MicroBatchId id, int op) { return Send(id, 
 absl::Status HostCrossing::SendKeyValue(MicroBatchId id, int op) { return Send(id, op, FrameType::kKeyValue); }
 
 absl::StatusOr<Crossing::Late> HostCrossing::SendLate(MicroBatchId id) {
-  std::deque<Payloads>& late = late_[id.value()];
+  std::deque<Waiting>& late = late_[id.value()];
   Late result;
   while (!late.empty()) {
-    const Payloads payloads = late.front();
-    if (!core_.running(id) || core_.PlanOf(id).step != payloads.step) {
+    if (!core_.running(id) || core_.PlanOf(id).step != late.front().step) {
       late.clear();
       break;
     }
-    DT_ASSIGN_OR_RETURN(const bool ready, dense_.PayloadsReady(id, payloads.op));
-    if (!ready) break;
+    DT_ASSIGN_OR_RETURN(const bool sent, Sent(id, late.front().payloads));
+    if (!sent) break;
     late.pop_front();
     ++result.sent;
-    DT_RETURN_IF_ERROR(SendPayloads(core_, dense_, port_, id, payloads.op, payloads.type));
   }
   result.waiting = static_cast<int>(late.size());
   return result;

@@ -4,13 +4,14 @@
 
 #include "compute_worker/crossing.h"
 #include "compute_worker/dense_backend.h"
+#include "compute_worker/step_frames.h"
 #include "proto/frame.h"
 #include "transport/fabric.h"
 
 namespace dovetail::compute {
 
 // Payloads in frames, from host memory to host memory: for any placement and device. Takes every step. Payloads that
-// the device has not computed yet are sent late, as are those that come behind them.
+// the device has not computed yet, or that a peer has no room for, are sent late, as are those that come behind them.
 // Threads: reactor-owned, as Crossing.
 class HostCrossing final : public Crossing {
  public:
@@ -27,17 +28,18 @@ class HostCrossing final : public Crossing {
   bool HasLate(MicroBatchId id) const override { return !late_[id.value()].empty(); }
 
  private:
-  struct Payloads {
+  struct Waiting {
     StepId step;
-    int op = 0;
-    proto::FrameType type = proto::FrameType::kQuery;
+    Payloads payloads;
   };
   absl::Status Send(MicroBatchId id, int op, proto::FrameType type);
+  // What is there by now and has room; false: not all of it has been sent.
+  absl::StatusOr<bool> Sent(MicroBatchId id, Payloads& payloads);
 
   const ComputeWorkerCore& core_;
   DenseBackend& dense_;
   transport::Port& port_;
-  std::vector<std::deque<Payloads>> late_;  // by micro-batch
+  std::vector<std::deque<Waiting>> late_;  // by micro-batch
 };
 
 }  // namespace dovetail::compute

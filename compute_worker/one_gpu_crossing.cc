@@ -20,11 +20,13 @@ absl::Status OneGpuCrossing::SendBegin(SendStepBegin& begin) {
 }
 
 absl::Status OneGpuCrossing::SendQuery(MicroBatchId id, int op) {
-  return SendPayloads(core_, dense_, port_, id, op, FrameType::kQuery);
+  Payloads payloads{.op = op, .type = FrameType::kQuery};
+  return SendPayloads(core_, dense_, port_, id, payloads);
 }
 
 absl::Status OneGpuCrossing::SendKeyValue(MicroBatchId id, int op) {
-  return SendPayloads(core_, dense_, port_, id, op, FrameType::kKeyValue);
+  Payloads payloads{.op = op, .type = FrameType::kKeyValue};
+  return SendPayloads(core_, dense_, port_, id, payloads);
 }
 
 }  // namespace dovetail::compute

@@ -22,17 +22,21 @@ absl::Status SendBeginFrame(transport::Port& port, FrameType type, const SendSte
 }
 
 absl::Status SendPayloads(const ComputeWorkerCore& core, DenseBackend& dense, transport::Port& port, MicroBatchId id,
-                          int op, FrameType type) {
-  const LayerGroup group = core.table().op_group[op];
+                          Payloads& payloads) {
+  const bool asks = payloads.type == FrameType::kQuery;
   const std::vector<WorkerPart>& parts = core.PartsOf(id);
-  for (size_t p = 0; p < parts.size(); ++p) {
-    const proto::StepLayout& layout = parts[p].layouts[group.value()];
-    if (layout.items.empty() || (type == FrameType::kQuery && !layout.asks())) continue;
-    DT_ASSIGN_OR_RETURN(transport::LentBytes payload, type == FrameType::kQuery
-                                                          ? dense.PackQuery(core, id, static_cast<int>(p), op)
-                                                          : dense.PackKeyValue(core, id, static_cast<int>(p), op));
-    const auto header = MakeHeader(type, parts[p].epoch, core.PlanOf(id).step, id, op, payload.size());
-    DT_RETURN_IF_ERROR(UnlessUnreachable(port.SendTensor(parts[p].node, header, std::move(payload))));
+  for (size_t& p = payloads.part; p < parts.size(); ++p) {
+    const proto::StepLayout& layout = parts[p].layouts[core.table().op_group[payloads.op].value()];
+    if (layout.items.empty() || (asks && !layout.asks())) continue;
+    if (!payloads.packed) {
+      const int part = static_cast<int>(p);
+      DT_ASSIGN_OR_RETURN(payloads.packed, asks ? dense.PackQuery(core, id, part, payloads.op)
+                                                : dense.PackKeyValue(core, id, part, payloads.op));
+    }
+    const auto header =
+        MakeHeader(payloads.type, parts[p].epoch, core.PlanOf(id).step, id, payloads.op, payloads.packed->size());
+    DT_RETURN_IF_ERROR(UnlessUnreachable(port.SendTensor(parts[p].node, header, *payloads.packed)));
+    payloads.packed.reset();
   }
   return absl::OkStatus();
 }

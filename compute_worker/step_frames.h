@@ -1,4 +1,7 @@
 #pragma once
+#include <cstddef>
+#include <optional>
+
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
@@ -16,8 +19,16 @@ absl::Status UnlessUnreachable(const absl::Status& sent);
 // `type`: proto::FrameType::kStepBegin or proto::kStepBeginOnDevice.
 absl::Status SendBeginFrame(transport::Port& port, proto::FrameType type, const SendStepBegin& begin);
 
-// kQuery or kKeyValue of an op to every part that has rows in it, with what the backend packs.
+// kQuery or kKeyValue of an op, and what of it has still to be sent.
+struct Payloads {
+  int op = 0;
+  proto::FrameType type = proto::FrameType::kQuery;
+  size_t part = 0;                             // the first one that it has not been sent to
+  std::optional<transport::LentBytes> packed;  // for that one
+};
+// To every part that has rows in it, with what the backend packs.
+//   Errors: kResourceExhausted: a peer has no room yet; `payloads` says where the next call goes on
 absl::Status SendPayloads(const ComputeWorkerCore& core, DenseBackend& dense, transport::Port& port, MicroBatchId id,
-                          int op, proto::FrameType type);
+                          Payloads& payloads);
 
 }  // namespace dovetail::compute

@@ -35,6 +35,8 @@ class NotingPort final : public transport::Port {
     return status;
   }
   absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
+    if (room == 0) return ResourceExhausted("so many bytes are in flight");
+    --room;
     sent.push_back(absl::StrCat("tensor ", static_cast<int>(header.type), " of ", payload.size(), " -> ", to.value()));
     return status;
   }
@@ -43,6 +45,7 @@ class NotingPort final : public transport::Port {
   std::vector<std::string> sent;
   std::vector<std::vector<std::byte>> messages;
   absl::Status status;
+  int room = 1 << 30;  // for so many tensors
 };
 
 class NoDense final : public DenseBackend {
@@ -262,6 +265,38 @@ TEST(GpuLinks, ExchangeModelsWithLinearStatesWhoseRowsAreWholeWords) {
   state.key_dim = 15;
   EXPECT_THAT(GpuLinks::Supports(*proto::AttentionTable::Build({state, SmallSpec()}, {{}, {}})).message(),
               HasSubstr("linear states of 15 x 16"));
+}
+
+// Large prompts have more in flight than a port takes at a time.
+TEST_F(SeamChoiceTest, WhatAPeerHasNoRoomForIsSentLateInOrderAndOnce) {
+  Make({});
+  SendStepBegin begin = Begin(/*divided=*/true);
+  ASSERT_TRUE(seam_->Choose(kFirst).ok());
+  Crossing& way = seam_->Of(kFirst);
+  ASSERT_TRUE(way.SendBegin(begin).ok());
+  port_.sent.clear();
+  port_.room = 1;
+  ASSERT_EQ(way.SendQuery(kFirst, 0), absl::OkStatus());
+  ASSERT_EQ(way.SendKeyValue(kFirst, 0), absl::OkStatus());
+  EXPECT_TRUE(way.HasLate(kFirst));
+  const auto tensor = [&](proto::FrameType type, int p) {
+    const proto::StepLayout& layout = core_.PartsOf(kFirst)[p].layouts[0];
+    const auto bytes = type == proto::FrameType::kQuery ? layout.query_bytes : layout.key_value_bytes;
+    return absl::StrCat("tensor ", static_cast<int>(type), " of ", bytes, " -> ", 10 + p);
+  };
+  const auto q = proto::FrameType::kQuery, kv = proto::FrameType::kKeyValue;
+  EXPECT_THAT(port_.sent, ElementsAre(tensor(q, 0)));
+  EXPECT_EQ(way.SendLate(kFirst)->waiting, 2) << "there is no room yet";
+  port_.room = 2;
+  const auto late = way.SendLate(kFirst);
+  ASSERT_TRUE(late.ok());
+  EXPECT_EQ(late->sent, 1);
+  EXPECT_EQ(late->waiting, 1);
+  EXPECT_THAT(port_.sent, ElementsAre(tensor(q, 0), tensor(q, 1), tensor(kv, 0)));
+  port_.room = 1;
+  EXPECT_EQ(way.SendLate(kFirst)->waiting, 0);
+  EXPECT_THAT(port_.sent, ElementsAre(tensor(q, 0), tensor(q, 1), tensor(kv, 0), tensor(kv, 1)));
+  EXPECT_FALSE(way.HasLate(kFirst));
 }
 
 }  // namespace
