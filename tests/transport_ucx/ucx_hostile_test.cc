@@ -196,7 +196,7 @@ TEST_F(UcxBreach, APlaceOutsideTheRegion) {
   rogue_.Send(inside, {});
   ASSERT_TRUE(PumpUntil({&victim_}, [&] { return victim_.collector.frames.size() == 1; }));
   WireHeader outside = rogue_.Frame(1, 4096, WireKind::kPlaced);
-  outside.offset = (uint64_t{64} << 20) - 4096 + 64 + (uint64_t{1} << 22);
+  outside.offset = UcxOptions().receive_region_bytes - 4096 + 64;
   rogue_.Send(outside, {});
   EXPECT_THAT(FailureOf(victim_), HasSubstr("outside its receive region"));
 }
@@ -232,7 +232,7 @@ TEST_F(UcxBreach, WhatARingTellsIsCheckedAsWhatAMessageTellsIs) {
   EXPECT_EQ(victim_.collector.frames[0].bytes, std::vector<std::byte>(64, std::byte{0x5A}));
 
   WireHeader outside = rogue_.Frame(1, 4096, WireKind::kPlaced);
-  outside.offset = uint64_t{64} << 20;
+  outside.offset = UcxOptions().receive_region_bytes;
   ring.Push(sealed(outside));
   EXPECT_THAT(FailureOf(victim_), HasSubstr("outside its receive region"));
 }

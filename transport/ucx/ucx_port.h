@@ -32,9 +32,10 @@ struct UcxOptions {
   int last_port = 0;
   uint64_t max_frame_bytes = uint64_t{256} << 20;      // of a payload; the same on every node
   uint64_t max_bytes_in_flight = uint64_t{512} << 20;  // to one peer, unread or unanswered; the same on every node
-  uint64_t receive_region_bytes = uint64_t{64}
-                                  << 20;  // that each peer may PUT into, on shared memory; a power of two; 0: none
-  uint64_t max_retired_bytes = uint64_t{2} << 30;    // of regions of removed peers; beyond it new peers get none
+  // That each peer may PUT into, on shared memory; a power of two; 0: none. Addresses, of which memory is taken by what
+  // is in flight. All that may be in flight has room, also rounded up to powers of two (slot_allocator.h).
+  uint64_t receive_region_bytes = uint64_t{1} << 30;
+  uint64_t max_retired_bytes = uint64_t{32} << 30;   // of regions of removed peers; beyond it new peers get none
   uint64_t put_min_bytes = 0;                        // smaller tensors go as active messages: measured, see the ADR
   absl::Duration spin = absl::Microseconds(50);      // Wait polls this long before it sleeps,
   absl::Duration most_spin = absl::Milliseconds(1);  // or this long, while waits are that short (wait_spin.h)
