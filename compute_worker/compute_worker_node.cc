@@ -64,7 +64,8 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
       port_(port),
       clock_(clock),
       links_(core_, port, tuning.exchange),
-      rank_links_(port, clock),
+      rank_links_(port, clock, dense_->rank_memory()),
+      rank_reach_(tuning.names_rank_memory ? dense_->rank_memory() : nullptr, rank_links_),
       rank_exchange_(core_, *dense_, rank_links_),
       earlier_rows_(core_, port),
       seam_(core_, WaysOf(core_, *dense_, links_, port, tuning.shared_gpu, tuning.exchange.required)),
@@ -90,6 +91,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   if (header.type == proto::kTraceSequence) return spans_.Trace(delivery.payload);
   const MicroBatchId id(header.micro_batch);
   if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return links_.OnFrame(delivery);
+  if (proto::IsMemoryFrame(header.type)) return rank_reach_.OnFrame(delivery);
   if (proto::IsRankFrame(header.type) || header.type == proto::kEarlierRows) return OnRankFrame(delivery);
   switch (header.type) {
     case FrameType::kStepPlan: {
@@ -216,25 +218,15 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(AskRows& a) { return node.earlier_rows_.Ask(a, node.IsLate(a.micro_batch)); }
     absl::Status operator()(KeepEarlierRows& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
-    absl::Status operator()(SendRankState& a) { return node.Perform(a); }
+    absl::Status operator()(SendRankState& a) { return node.SendToRanks("send state", a, &RankExchange::SendState); }
     absl::Status operator()(AttendShard& a) {
       return node.AttendForRanks("attend shard", a, &DenseBackend::AttendRankShard);
     }
-    absl::Status operator()(SendRankRows& a) { return node.Perform(a); }
-    absl::Status operator()(ForwardRankRows& a) {
-      node.Note("hand on rows", a.micro_batch, a.op);
-      DT_RETURN_IF_ERROR(node.rank_exchange_.HandOn(a));
-      node.NoteLate(a.micro_batch);
-      return absl::OkStatus();
-    }
+    absl::Status operator()(SendRankRows& a) { return node.SendToRanks("send rows", a, &RankExchange::SendRows); }
+    absl::Status operator()(ForwardRankRows& a) { return node.SendToRanks("hand on rows", a, &RankExchange::HandOn); }
     absl::Status operator()(KeepRankRows& a) { return node.Perform(a); }
     absl::Status operator()(SendRankAttended& a) { return node.rank_links_.SendAttended(a.to, a.op, a.rank); }
-    absl::Status operator()(SendRankHeads& a) {
-      node.Note("send heads", a.micro_batch, a.op);
-      DT_RETURN_IF_ERROR(node.rank_exchange_.SendHeads(a));
-      node.NoteLate(a.micro_batch);
-      return absl::OkStatus();
-    }
+    absl::Status operator()(SendRankHeads& a) { return node.SendToRanks("send heads", a, &RankExchange::SendHeads); }
     absl::Status operator()(AttendHeads& a) {
       return node.AttendForRanks("attend heads", a, &DenseBackend::AttendRankHeads);
     }
@@ -333,16 +325,11 @@ absl::Status ComputeWorkerNode::AttendForRanks(const char* what, const Attend& a
   return absl::OkStatus();
 }
 
-absl::Status ComputeWorkerNode::Perform(SendRankState& send) {
-  Note("send state", send.micro_batch, send.op);
-  DT_RETURN_IF_ERROR(rank_exchange_.SendState(send));
-  NoteLate(send.micro_batch);
-  return absl::OkStatus();
-}
-
-absl::Status ComputeWorkerNode::Perform(SendRankRows& send) {
-  Note("send rows", send.micro_batch, send.op);
-  DT_RETURN_IF_ERROR(rank_exchange_.SendRows(send));
+// Now, or when the device has it.
+template <typename Send, typename By>
+absl::Status ComputeWorkerNode::SendToRanks(const char* what, Send& send, By by) {
+  Note(what, send.micro_batch, send.op);
+  DT_RETURN_IF_ERROR((rank_exchange_.*by)(send));
   NoteLate(send.micro_batch);
   return absl::OkStatus();
 }
@@ -370,16 +357,10 @@ absl::Status ComputeWorkerNode::Perform(KeepRankRows& keep) {
 void ComputeWorkerNode::OnRankFrame(const transport::Delivery& delivery) {
   const proto::FrameHeader& header = delivery.header;
   const MicroBatchId id(header.micro_batch);
-  const int rank = static_cast<int>(std::min<uint64_t>(header.digest, proto::kMaxPrefillRanks));
   if (header.type == proto::kRankTaken) return rank_links_.OnTaken(delivery.from, header);
-  if (header.type == proto::kRankAttended) return Feed(RankAttended{StepId(header.step), id, header.op, rank});
-  if (const absl::Status taken = rank_exchange_.Take(delivery); !taken.ok()) {
-    LogError("compute worker: from another rank: ", std::string(taken.message()));
-    if (id.value() < timers_.size() && core_.running(id)) FailStep(id, taken);
-    if (id.value() < timers_.size() && header.type == proto::kRankRows)  // of an ended step, its sender waits for that
-      core_.Handle(RankRowsKept{id, StepId(header.step), header.op, rank}, actions_);
-    return PerformAll();
-  }
+  if (header.type == proto::kRankAttended)
+    return Feed(RankAttended{StepId(header.step), id, header.op, proto::RankOf(header)});
+  rank_exchange_.Take(delivery);
   TakeFromRanks();
 }
 
@@ -393,10 +374,25 @@ int ComputeWorkerNode::TakeFromRanks() {
     if (!next->has_value()) break;
     const proto::FrameHeader header = (*next)->header;
     const MicroBatchId id(header.micro_batch);
+    if (!(*next)->taken.ok()) {
+      FailOfRank(header, (*next)->taken);
+      continue;
+    }
     if (id.value() < timers_.size()) Note(RankExchange::NameOf(header.type), id, header.op);
     Feed(RankExchange::EventOf(*std::move(*next)));
   }
   return rank_exchange_.copies() ? 1 : 0;
+}
+
+// A later rank, whose rows would have been kept, waits for that.
+void ComputeWorkerNode::FailOfRank(const proto::FrameHeader& header, const absl::Status& why) {
+  LogError("compute worker: from another rank: ", std::string(why.message()));
+  const MicroBatchId id(header.micro_batch);
+  if (id.value() >= timers_.size()) return;
+  if (core_.running(id) && core_.PlanOf(id).step == StepId(header.step)) FailStep(id, why);
+  if (header.type == proto::kRankRows)
+    core_.Handle(RankRowsKept{id, StepId(header.step), header.op, proto::RankOf(header)}, actions_);
+  PerformAll();
 }
 
 // Drawing waits for the device, and what is late would wait with it.

@@ -15,6 +15,7 @@
 #include "compute_worker/gpu_links.h"
 #include "compute_worker/rank_exchange.h"
 #include "compute_worker/rank_links.h"
+#include "compute_worker/rank_reach.h"
 #include "compute_worker/sampling_lists_cache.h"
 #include "compute_worker/seam_choice.h"
 #include "kernels/device.h"
@@ -28,6 +29,7 @@ struct ComputeWorkerTuning {
   bool q_first = true;  // q leaves before k and v are computed
   // K and V of prompts attended here; default: a few steps, at most 256 MiB; on a GPU an eighth of its free memory.
   std::optional<uint64_t> prompt_scratch_bytes;
+  bool prompts_here = false;  // so much by default also on a GPU that exchanges layers with those of attention workers
   KvStorage kv_storage = KvStorage::kAsSent;  // of attention workers; prompts are attended here in the same on CPUs
   int64_t gather_piece_bytes = kGatherPieceBytes;  // ComputeWorkerOptions; fewer are for tests
   int prompt_tokens = 16;                          // new tokens from which on an entry is attended here
@@ -43,6 +45,8 @@ struct ComputeWorkerTuning {
   bool attends_elsewhere = false;  // with shared_gpu: other attention workers are there, too, in the host's memory
   // All compute workers are of this process and on GPUs: K and V that they give each other go from GPU to GPU.
   bool rank_rows_on_device = false;
+  // Of other processes: they name each other memory of their GPUs, where that can be (rank_reach.h).
+  bool names_rank_memory = true;
   // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (peer_crossing.h).
   exchange::GpuExchangeMeans exchange;
 };
@@ -71,9 +75,15 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   void LoseAttentionWorker(WorkerId worker, Epoch epoch);
 
   // Another compute worker, with which this one may prefill a prompt. It is told apart by its worker id.
-  void AddComputeWorker(const ComputeWorkerAddress& address) { rank_links_.Add(address); }
+  void AddComputeWorker(const ComputeWorkerAddress& address) {
+    rank_links_.Add(address);
+    rank_reach_.Add(address);
+  }
   // Nothing is sent to it any more. Steps that wait for it wait until the scheduler withdraws them.
-  void LoseComputeWorker(WorkerId worker, Epoch epoch) { rank_links_.Lose(worker, epoch); }
+  void LoseComputeWorker(WorkerId worker, Epoch epoch) {
+    rank_links_.Lose(worker, epoch);
+    rank_reach_.Lose(worker, epoch);
+  }
 
   // Handles what has arrived; returns how many frames. When nothing has, and all steps under way are being drawn on the
   // device, waits for the oldest of them: 1.
@@ -97,8 +107,12 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   // See DenseBackend.
   void SetTurns(TurnChoice::Policy policy) { dense_->SetTurns(policy); }
 
-  // How layers cross to an attention worker: "device", or "host: " and why; empty if the dense layers run on a CPU.
-  std::string ExchangeWith(NodeId node) const { return links_.Describe(node); }
+  // How layers cross to an attention worker, and what ranks give each other to a compute worker: "device", or "host: "
+  // and why; empty if the dense layers run on a CPU.
+  std::string ExchangeWith(NodeId node) const {
+    const std::string layers = links_.Describe(node);
+    return layers.empty() ? rank_reach_.Describe(node) : layers;
+  }
 
  private:
   static constexpr int kFramesPerPoll = 64;
@@ -136,12 +150,13 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   template <typename Attend>
   absl::Status AttendForRanks(const char* what, const Attend& attend,
                               absl::Status (DenseBackend::*run)(const ComputeWorkerCore&, const Attend&));
-  absl::Status Perform(SendRankState& send);
-  absl::Status Perform(SendRankRows& send);
+  template <typename Send, typename By>
+  absl::Status SendToRanks(const char* what, Send& send, By by);
   absl::Status Perform(KeepRankRows& keep);
   absl::Status Perform(KeepEarlierRows& keep);
   void OnRankFrame(const transport::Delivery& delivery);
   int TakeFromRanks();  // what they sent, as far as it has been copied; not 0 while some of it has not
+  void FailOfRank(const proto::FrameHeader& header, const absl::Status& why);  // what it sent cannot be taken
   absl::Status Perform(Sample& sample);
   absl::Status FinishSample(MicroBatchId id);
   void PerformAll();
@@ -170,6 +185,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   Clock& clock_;
   GpuLinks links_;
   RankLinks rank_links_;
+  RankReach rank_reach_;
   RankExchange rank_exchange_;
   EarlierRows earlier_rows_;
   SeamChoice seam_;

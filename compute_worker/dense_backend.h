@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/last_rows.h"
+#include "compute_worker/rank_memory.h"
 #include "compute_worker/turn_choice.h"
 #include "exchange/seam.h"
 #include "proto/attention_spec.h"
@@ -102,6 +103,8 @@ class DenseBackend {
     return Unimplemented("attention op ", op, ": this device gives no rows to other ranks");
   }
   virtual absl::StatusOr<bool> RankRowsReady(MicroBatchId, int /*op*/) { return true; }
+  // Where what this device gives other ranks may lie for them to read; null: it goes in frames.
+  virtual RankMemory* rank_memory() { return nullptr; }
   // Rows, heads or outputs that another rank sent: a copy where this device uses them. Until RankRowsTaken, `rows` are
   // read and must stay as they are.
   virtual absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) {
@@ -111,8 +114,8 @@ class DenseBackend {
 
   // Of K and V that TakeRankRows took, those from first_row on: for the next rank of a ring, as kRankRows has them.
   // They are there once HandOnReady says so, until when `rows` are kept by the caller, and stay until their owner goes.
-  virtual absl::StatusOr<transport::LentBytes> HandOnRows(const proto::SoftmaxSpec& spec, const RankTensor& rows,
-                                                          int64_t first_row) {
+  virtual absl::StatusOr<transport::LentBytes> HandOnRows(MicroBatchId, const proto::SoftmaxSpec& spec,
+                                                          const RankTensor& rows, int64_t first_row) {
     const RankTensor last = first_row == 0 ? rows : RankTensor(LastRows(rows.bytes, spec, first_row));
     return transport::LentBytes{last.bytes, last.owner};
   }

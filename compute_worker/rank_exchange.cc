@@ -6,6 +6,7 @@
 
 #include "proto/gather_frames.h"
 #include "proto/rank_frames.h"
+#include "proto/rank_memory.h"
 
 namespace dovetail::compute {
 
@@ -64,7 +65,7 @@ absl::Status RankExchange::SendQueries(const SendRankQueries& send) {
 absl::Status RankExchange::HandOn(ForwardRankRows& forward) {
   const MicroBatchId id = forward.micro_batch;
   const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[forward.op]);
-  DT_ASSIGN_OR_RETURN(transport::LentBytes rows, dense_.HandOnRows(spec, forward.rows, forward.first_row));
+  DT_ASSIGN_OR_RETURN(transport::LentBytes rows, dense_.HandOnRows(id, spec, forward.rows, forward.first_row));
   handed_on_[id.value()].push_back(
       {core_.PlanOf(id).step, forward.op, forward.rank, forward.to, std::move(forward.rows), std::move(rows)});
   return SendHandedOn(id);
@@ -132,27 +133,39 @@ bool IsTaken(proto::FrameType type) {
 
 }  // namespace
 
-// States go behind rows: the answer to one says that all before it were copied.
-absl::Status RankExchange::Take(const transport::Delivery& delivery) {
-  RankTensor tensor;
-  if (IsTaken(delivery.header.type)) {
-    DT_ASSIGN_OR_RETURN(tensor, dense_.TakeRankRows(delivery.payload));
-  } else if (delivery.header.type == proto::kEarlierRows) {
-    DT_ASSIGN_OR_RETURN(tensor, dense_.TakeEarlierRows(delivery.payload));
-  } else {
-    tensor = std::vector<std::byte>(delivery.payload.begin(), delivery.payload.end());
-  }
-  arriving_.push_back({delivery.from, delivery.header, std::move(tensor)});
+absl::Status RankExchange::OpenNamed(transport::Delivery& delivery) {
+  DT_ASSIGN_OR_RETURN(const proto::RankMemoryName named, proto::DecodeRankMemory(delivery.payload));
+  delivery.header.type = named.type;
+  delivery.payload = {};
+  RankMemory* const memory = dense_.rank_memory();
+  if (memory == nullptr) return FailedPrecondition("memory of a GPU was named to a worker that offered none");
+  DT_ASSIGN_OR_RETURN(delivery.payload, memory->Open(delivery.from, named.name));
   return absl::OkStatus();
+}
+
+absl::StatusOr<RankTensor> RankExchange::CopyOf(const transport::Delivery& delivery) {
+  if (IsTaken(delivery.header.type)) return dense_.TakeRankRows(delivery.payload);
+  if (delivery.header.type == proto::kEarlierRows) return dense_.TakeEarlierRows(delivery.payload);
+  return std::vector<std::byte>(delivery.payload.begin(), delivery.payload.end());
+}
+
+// States go behind rows: the answer to one says that all before it were copied.
+void RankExchange::Take(const transport::Delivery& delivery) {
+  transport::Delivery of_tensor = delivery;
+  const absl::Status opened = delivery.header.type == proto::kRankMemory ? OpenNamed(of_tensor) : absl::OkStatus();
+  absl::StatusOr<RankTensor> tensor = opened.ok() ? CopyOf(of_tensor) : opened;
+  const absl::Status taken = tensor.status();
+  arriving_.push_back({delivery.from, of_tensor.header, taken.ok() ? *std::move(tensor) : RankTensor(), taken});
 }
 
 // What asks for more pieces answers all that came of the micro-batch, so all of them are to be copied by then. Those
 // that came last are copied last.
 absl::StatusOr<bool> RankExchange::Copied(const Arrived& first) const {
+  if (!first.taken.ok()) return true;
   if (IsTaken(first.header.type)) return dense_.RankRowsTaken(first.tensor);
   if (first.header.type != proto::kEarlierRows) return true;
   const auto last = std::find_if(arriving_.rbegin(), arriving_.rend(), [&](const Arrived& other) {
-    return other.header.type == proto::kEarlierRows && other.from == first.from &&
+    return other.header.type == proto::kEarlierRows && other.from == first.from && other.taken.ok() &&
            other.header.micro_batch == first.header.micro_batch;
   });
   return dense_.RankRowsTaken(last->tensor);

@@ -44,14 +44,15 @@ class RankExchange {
   absl::StatusOr<int> SendLate(MicroBatchId id);
   bool HasLate(MicroBatchId id) const { return !late_[id.value()].empty() || !handed_on_[id.value()].empty(); }
 
-  // A tensor came.
-  absl::Status Take(const transport::Delivery& delivery);
+  // A tensor came, or the name of one (kRankMemory).
+  void Take(const transport::Delivery& delivery);
   // The oldest of those that came, if it has been copied: answered, unless its sender is no peer any more, which drops
   // it. Nothing: none, or it still is being copied.
   struct Arrived {
     NodeId from;
-    proto::FrameHeader header;
+    proto::FrameHeader header;  // of the tensor's frame
     RankTensor tensor;
+    absl::Status taken;  // else there is no tensor, and its step fails
   };
   absl::StatusOr<std::optional<Arrived>> Next();
   bool copies() const { return !arriving_.empty(); }
@@ -62,6 +63,9 @@ class RankExchange {
   static const char* NameOf(proto::FrameType type);
 
  private:
+  // Makes the name of a tensor the frame of that tensor.
+  absl::Status OpenNamed(transport::Delivery& delivery);
+  absl::StatusOr<RankTensor> CopyOf(const transport::Delivery& delivery);
   absl::StatusOr<bool> Copied(const Arrived& first) const;
   absl::Status SendHandedOn(MicroBatchId id);
 

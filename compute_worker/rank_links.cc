@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "proto/rank_frames.h"
+#include "proto/rank_memory.h"
 
 namespace dovetail::compute {
 
@@ -29,11 +30,33 @@ absl::Status RankLinks::Send(proto::FrameType type, const proto::RankAddress& to
   const auto found = peers_.find(to.worker);
   if (found == peers_.end()) return absl::OkStatus();
   Peer& peer = found->second;
-  const FrameHeader header = MakeHeader(type, peer.address.epoch, to.step, to.micro_batch, op,
-                                        tensor ? tensor->size() : 0, 0, static_cast<uint64_t>(rank));
-  peer.frames.push_back({header, std::move(tensor), false});
+  Frame frame;
+  if (const std::string name = memory_ != nullptr && tensor ? memory_->NameOf(*tensor) : ""; !name.empty()) {
+    if (!peer.reaches) return absl::OkStatus();  // it began again since the step did, whose group is void
+    frame.message = proto::EncodeRankMemory(std::exchange(type, proto::kRankMemory), name);
+  }
+  const size_t bytes = !frame.message.empty() ? frame.message.size() : tensor ? tensor->size() : 0;
+  frame.header =
+      MakeHeader(type, peer.address.epoch, to.step, to.micro_batch, op, bytes, 0, static_cast<uint64_t>(rank));
+  frame.tensor = std::move(tensor);
+  peer.frames.push_back(std::move(frame));
   int sent = 0;
   return SendWaiting(peer, sent);
+}
+
+void RankLinks::SetReaches(WorkerId worker, bool reaches) {
+  if (const auto found = peers_.find(worker); found != peers_.end()) found->second.reaches = reaches;
+}
+
+void RankLinks::SendText(WorkerId worker, proto::FrameType type, std::string_view text) {
+  const auto found = peers_.find(worker);
+  if (found == peers_.end()) return;
+  Peer& peer = found->second;
+  const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
+  peer.frames.push_back({MakeHeader(type, peer.address.epoch, StepId(), MicroBatchId(), 0, text.size()), std::nullopt,
+                         std::vector<std::byte>(bytes, bytes + text.size()), false});
+  int sent = 0;
+  if (const absl::Status status = SendWaiting(peer, sent); !status.ok()) LogError(std::string(status.message()));
 }
 
 absl::Status RankLinks::SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state) {
@@ -65,7 +88,9 @@ bool RankLinks::AnswerTensor(NodeId from, const FrameHeader& tensor) {
   });
   peer->frames.insert(next, {MakeHeader(proto::kRankTaken, Epoch(tensor.epoch), StepId(tensor.step),
                                         MicroBatchId(tensor.micro_batch), tensor.op, 0, 0, tensor.digest),
-                             std::nullopt, false});
+                             std::nullopt,
+                             {},
+                             false});
   int sent = 0;
   if (const absl::Status status = SendWaiting(*peer, sent); !status.ok()) LogError(std::string(status.message()));
   return true;
@@ -102,8 +127,9 @@ absl::Status RankLinks::SendWaiting(Peer& peer, int& sent) {
       ++frame;
       continue;
     }
-    const absl::Status status = frame->tensor ? port_.SendTensor(peer.address.node, frame->header, *frame->tensor)
-                                              : port_.SendMessage(peer.address.node, frame->header, {});
+    const absl::Status status = frame->tensor && frame->message.empty()
+                                    ? port_.SendTensor(peer.address.node, frame->header, *frame->tensor)
+                                    : port_.SendMessage(peer.address.node, frame->header, frame->message);
     if (absl::IsResourceExhausted(status)) return absl::OkStatus();
     const bool gone = absl::IsUnavailable(status) || absl::IsNotFound(status);  // and so its group will be
     frame->sent = status.ok();

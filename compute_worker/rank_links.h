@@ -3,12 +3,14 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "compute_worker/rank_memory.h"
 #include "proto/frame.h"
 #include "proto/prefill_part.h"
 #include "proto/step_plan.h"
@@ -29,12 +31,19 @@ struct ComputeWorkerAddress {
 //   Threads:   reactor-owned; nothing blocks
 class RankLinks {
  public:
-  RankLinks(transport::Port& port, Clock& clock) : port_(port), clock_(clock) {}  // both outlive this
+  // All outlive this. `memory`: null if no peer reads this worker's.
+  RankLinks(transport::Port& port, Clock& clock, const RankMemory* memory = nullptr)
+      : port_(port), clock_(clock), memory_(memory) {}
 
   // A later call with the same worker replaces its epoch and node.
   void Add(const ComputeWorkerAddress& address);
   // What it was to get is dropped.
   void Lose(WorkerId worker, Epoch epoch);
+
+  // The peer reads this worker's device memory, until it is added again: what lies there is named to it (kRankMemory).
+  void SetReaches(WorkerId worker, bool reaches);
+  // A message of no step. For a worker that is no peer it is dropped.
+  void SendText(WorkerId worker, proto::FrameType type, std::string_view text);
 
   // The state of a linear op, or K and V of a softmax op, for a rank; `rank` is this one's. For a worker that is no
   // peer it is dropped without an error: the scheduler voids that rank's group.
@@ -65,10 +74,12 @@ class RankLinks {
   struct Frame {
     proto::FrameHeader header;
     std::optional<transport::LentBytes> tensor;  // nothing: a message
+    std::vector<std::byte> message = {};         // not empty: goes in place of the tensor
     bool sent = false;
   };
   struct Peer {
     ComputeWorkerAddress address;
+    bool reaches = false;
     std::deque<Frame> frames;  // in order; of those that were sent only tensors
     int on_their_way = 0;      // tensors
     absl::Time busy_since;     // there has been one of those
@@ -82,6 +93,7 @@ class RankLinks {
 
   transport::Port& port_;
   Clock& clock_;
+  const RankMemory* const memory_;
   std::map<WorkerId, Peer> peers_;
 };
 

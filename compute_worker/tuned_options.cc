@@ -28,8 +28,8 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   if (tuning.dense != nullptr) {
     // Unless it is asked for, prompts of steps between GPUs are attended where the blocks are: both GPUs work then.
     // Those of models with linear states go through the hosts in any case.
-    const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes && !table.has_linear() &&
-                        GpuLinks::Supports(table).ok();
+    const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes && !tuning.prompts_here &&
+                        !table.has_linear() && GpuLinks::Supports(table).ok();
     const bool shares = tuning.shared_gpu != nullptr;
     const bool elsewhere = linked || (shares && !tuning.attends_elsewhere);
     options.prompt_blocks =

@@ -15,7 +15,8 @@ namespace {
 bool Known(FrameType type) {
   const auto value = static_cast<uint16_t>(type);
   return (value >= 1 && value <= 4) || value == 6 || (value >= 16 && value <= 22) || value == 24 || value == 25 ||
-         (value >= 32 && value <= 40) || IsRankFrame(type) || IsSwitchFrame(type) || IsPieceFrame(type);
+         (value >= 32 && value <= 40) || IsRankFrame(type) || IsMemoryFrame(type) || IsSwitchFrame(type) ||
+         IsPieceFrame(type);
 }
 
 }  // namespace

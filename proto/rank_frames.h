@@ -1,5 +1,8 @@
 #pragma once
+#include <algorithm>
+
 #include "proto/frame.h"
+#include "proto/prefill_part.h"
 
 // Frames between the compute workers that are ranks of one prefill group (prefill_part.h). `epoch`, `step` and
 // `micro_batch` are those of the rank that the frame goes to, but in kRankTaken those of the frame that it answers, and
@@ -33,6 +36,16 @@ inline constexpr FrameType kRankHeads{31};
 // With pass-q such partials of the sender's tokens, for the queries that came and all heads.
 inline constexpr FrameType kRankOutputs{23};
 inline constexpr FrameType kRankTaken{42};  // message without payload: the tensor has been copied
+// Message, in place of a kRankRows, kRankHeads or kRankOutputs whose bytes lie in memory of the sender's device that
+// the receiver reads by itself: the type of that frame [2 bytes], then the memory's name
+// (compute_worker/rank_memory.h). Answered as the tensor is, by kRankTaken.
+inline constexpr FrameType kRankMemory{7};
+
+// Messages between compute workers that know each other, of no step: memory of the sender's device that the receiver is
+// to read; and the answer, kMemoryRead and what it read, or kMemoryNotRead and the reason.
+inline constexpr FrameType kMemoryOffer{8};
+inline constexpr FrameType kMemoryAnswer{9};
+inline constexpr char kMemoryRead = 'y', kMemoryNotRead = 'n';
 
 // Two compute workers may be ranks of two groups, in either order: a tensor must not answer those of the other way
 // (numbers from 32 on do, transport/ucx/send_window.h). Only kRankTaken does, and its sender has copied all tensors of
@@ -40,11 +53,17 @@ inline constexpr FrameType kRankTaken{42};  // message without payload: the tens
 static_assert(kRankState < FrameType::kStepBegin && kRankRows < FrameType::kStepBegin);
 static_assert(kRankAttended < FrameType::kStepBegin);
 static_assert(kRankHeads < FrameType::kStepBegin && kRankOutputs < FrameType::kStepBegin);
+static_assert(kRankMemory < FrameType::kStepBegin);
 static_assert(kRankTaken >= FrameType::kStepBegin);
 
 inline bool IsRankFrame(FrameType type) {
   return type == kRankState || type == kRankRows || type == kRankAttended || type == kRankHeads ||
-         type == kRankOutputs || type == kRankTaken;
+         type == kRankOutputs || type == kRankMemory || type == kRankTaken;
 }
+// Which rank's it is, of frames whose digest says so; kMaxPrefillRanks: none of a group.
+inline int RankOf(const FrameHeader& header) {
+  return static_cast<int>(std::min<uint64_t>(header.digest, kMaxPrefillRanks));
+}
+inline bool IsMemoryFrame(FrameType type) { return type == kMemoryOffer || type == kMemoryAnswer; }
 
 }  // namespace dovetail::proto

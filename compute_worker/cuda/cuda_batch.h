@@ -71,6 +71,7 @@ struct CudaBatch {
   // Of the step.
   CudaLane* lane = nullptr;
   CudaCrossing* crossing = nullptr;
+  bool ranks_reach = false;                       // device memory that is given to other ranks (CudaRankRows)
   kernels::cuda::StepWork* work = nullptr;        // null: launches are enqueued as they come
   std::array<std::byte*, kTensors> tensors = {};  // by Tensor
   const void* arrived = nullptr;                  // Tensor::kArrived

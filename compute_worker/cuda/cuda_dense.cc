@@ -73,7 +73,8 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
   Lane& hosts = hosts_ != nullptr ? *hosts_ : shared_;
   if (options.prompt_blocks > 0) {
     if (options.rank_rows) {
-      DT_ASSIGN_OR_RETURN(rank_rows_, CudaRankRows::Create(device, options.rank_rows_on_device));
+      DT_ASSIGN_OR_RETURN(rank_memory_, CudaRankMemory::Create(device, /*in_process=*/options.rank_rows_on_device));
+      DT_ASSIGN_OR_RETURN(rank_rows_, CudaRankRows::Create(device, *rank_memory_));
     }
     DT_ASSIGN_OR_RETURN(prompts_,
                         CudaPromptAttention::Create(device, *hosts.stream, table_, options, rank_rows_.get()));
@@ -187,6 +188,7 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   const Lane* const before = batch.lane;
   batch.crossing = &CrossingOf(seam);
   DT_RETURN_IF_ERROR(batch.crossing->Use(seam, batch));
+  batch.ranks_reach = rank_memory_ != nullptr && rank_memory_->ReachedByRanksOf(core.PlanOf(id));
   // Kernels of a step that failed there may still read what the next step writes here.
   if (before != batch.lane) DT_RETURN_IF_ERROR(before->stream->SynchronizeStatus());
   batch.NameTensors();
@@ -305,10 +307,11 @@ absl::StatusOr<RankTensor> CudaDense::TakeRankRows(std::span<const std::byte> ro
   return rank_rows_ != nullptr ? rank_rows_->Take(rows) : DenseBackend::TakeRankRows(rows);
 }
 
-absl::StatusOr<transport::LentBytes> CudaDense::HandOnRows(const proto::SoftmaxSpec& spec, const RankTensor& rows,
-                                                           int64_t first_row) {
-  return rank_rows_ != nullptr ? rank_rows_->HandOn(spec, rows.bytes, rows.owner, first_row)
-                               : DenseBackend::HandOnRows(spec, rows, first_row);
+absl::StatusOr<transport::LentBytes> CudaDense::HandOnRows(MicroBatchId id, const proto::SoftmaxSpec& spec,
+                                                           const RankTensor& rows, int64_t first_row) {
+  return rank_rows_ != nullptr
+             ? rank_rows_->HandOn(spec, rows.bytes, rows.owner, first_row, micro_batches_[id.value()].ranks_reach)
+             : DenseBackend::HandOnRows(id, spec, rows, first_row);
 }
 
 absl::StatusOr<bool> CudaDense::HandOnReady(std::span<const std::byte> rows) {

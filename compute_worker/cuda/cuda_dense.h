@@ -59,10 +59,13 @@ class CudaDense final : public DenseBackend {
   std::vector<std::byte> TakeRankState(MicroBatchId id, int op) override;
   absl::StatusOr<bool> RankStateReady(MicroBatchId id, int op) override;
   absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId id, int op, int64_t first_row) override;
+  RankMemory* rank_memory() override {
+    return rank_memory_ == nullptr || rank_memory_->in_process() ? nullptr : rank_memory_.get();
+  }
   absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) override;
   absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override;
-  absl::StatusOr<transport::LentBytes> HandOnRows(const proto::SoftmaxSpec& spec, const RankTensor& rows,
-                                                  int64_t first_row) override;
+  absl::StatusOr<transport::LentBytes> HandOnRows(MicroBatchId id, const proto::SoftmaxSpec& spec,
+                                                  const RankTensor& rows, int64_t first_row) override;
   absl::StatusOr<bool> HandOnReady(std::span<const std::byte> rows) override;
   absl::Status KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
                             const PromptScratch::Part& part) override;
@@ -115,6 +118,7 @@ class CudaDense final : public DenseBackend {
   int64_t most_rows_ = 0;
   Lane shared_;
   std::unique_ptr<Lane> hosts_;                   // of steps that cross through the hosts; null: the shared one
+  std::unique_ptr<CudaRankMemory> rank_memory_;   // null: as rank_rows_
   std::unique_ptr<CudaRankRows> rank_rows_;       // null: prompts are not divided among ranks that give each other rows
   std::unique_ptr<CudaPromptAttention> prompts_;  // null: attention workers attend them
   std::unique_ptr<CudaPromptStates> states_;      // null: they run the linear layers of prompts

@@ -215,8 +215,8 @@ absl::StatusOr<transport::LentBytes> CudaHostCrossing::RankRows(int op, int64_t 
   const int64_t key = int64_t{spec.kv_heads} * spec.key_dim * kElement;
   const int64_t value = int64_t{spec.kv_heads} * spec.value_dim * kElement;
   const int64_t rows = batch.rows - first_row;
-  CudaStream& stream = step.streams && rank_rows_->on_device() ? batch.stream() : *copies_;
-  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given, rank_rows_->Give(rows * (key + value), stream));
+  CudaStream& stream = step.streams && batch.ranks_reach ? batch.stream() : *copies_;
+  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given, rank_rows_->Give(rows * (key + value), batch.ranks_reach, stream));
   if (!step.streams) {
     DT_RETURN_IF_ERROR(Await(op, batch));
   }
@@ -263,7 +263,7 @@ absl::StatusOr<transport::LentBytes> CudaHostCrossing::RankHeads(const ComputeWo
   if (rank_rows_ == nullptr || !step.attends)
     return FailedPrecondition("attention op ", op, ": without a prompt scratch nothing goes to other ranks");
   DT_ASSIGN_OR_RETURN(transport::LentBytes given, prompts_->GiveHeads(core, op, heads, *copies_, batch));
-  CudaStream& stream = rank_rows_->on_device() ? batch.stream() : *copies_;
+  CudaStream& stream = batch.ranks_reach ? batch.stream() : *copies_;
   DT_RETURN_IF_ERROR(stream.Record(step.given_of_slot[op % step.given_of_slot.size()]));
   return given;
 }

@@ -85,7 +85,7 @@ absl::Status CudaSwitchAttention::Prepare(const ComputeWorkerCore& core, CudaBat
     gathered = std::max(
         gathered, KeyBytes(spec, EarlierOf(plan), spec.kv_heads) + ValueBytes(spec, EarlierOf(plan), spec.kv_heads));
     for (int rank = 0; rank < plan.part.ranks; ++rank) {
-      if (rank == plan.part.rank ? BeginOf(plan) > 0 : !rank_rows_.on_device())
+      if (rank == plan.part.rank ? BeginOf(plan) > 0 : !batch.ranks_reach)
         made = std::max(made, OutputBytes(plan, spec, rank));
       crosses = std::max({crosses, HeadsBytes(plan, spec, plan.part.rank, rank), OutputBytes(plan, spec, rank),
                           HeadsBytes(plan, spec, rank, plan.part.rank)});
@@ -99,7 +99,8 @@ absl::Status CudaSwitchAttention::Prepare(const ComputeWorkerCore& core, CudaBat
   own.outputs = {};
   // What it gives of one op, and heads of the next; what the others give, heads of an op to come among it.
   const auto others = static_cast<size_t>(plan.part.ranks - 1);
-  DT_RETURN_IF_ERROR(rank_rows_.Reserve(static_cast<size_t>(crosses), 2 * others, 2 * others, batch.stream()));
+  DT_RETURN_IF_ERROR(
+      rank_rows_.Reserve(static_cast<size_t>(crosses), 2 * others, 2 * others, batch.ranks_reach, batch.stream()));
   DT_RETURN_IF_ERROR(GrowZeroed(device_, batch.stream(),
                                 CudaKvLayout::kArenaLead + static_cast<size_t>(blocks) * block_bytes_, own.blocks));
   DT_RETURN_IF_ERROR(GrowZeroed(device_, batch.stream(), static_cast<size_t>(gathered), own.gathered));
@@ -220,14 +221,15 @@ absl::StatusOr<transport::LentBytes> CudaSwitchAttention::GiveHeads(const Comput
   const SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
   const int64_t earlier = EarlierOf(plan), all = spec.kv_heads, count = heads.size();
   DT_RETURN_IF_ERROR(Gather(core, op, batch));
-  CudaStream& stream = rank_rows_.on_device() ? batch.stream() : copies;
+  CudaStream& stream = batch.ranks_reach ? batch.stream() : copies;
   if (&stream == &copies) {
     DT_RETURN_IF_ERROR(batch.stream().Record(own.ready));
     DT_RETURN_IF_ERROR(copies.Wait(own.ready));
   }
   const int64_t bytes = proto::HeadRowsBytes(spec, proto::TokensOfRank(plan, plan.part.rank),
                                              FirstOf(plan, plan.part.rank), heads.size());
-  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given, rank_rows_.Give(static_cast<size_t>(bytes), stream));
+  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given,
+                      rank_rows_.Give(static_cast<size_t>(bytes), batch.ranks_reach, stream));
   std::byte* to = given.memory;
   const auto copy = [&](const std::byte* from, int64_t head_elements, int64_t rows) {
     const int64_t head_bytes = head_elements * kRowElement;
@@ -281,10 +283,10 @@ absl::Status CudaSwitchAttention::Append(const ComputeWorkerCore& core, const At
 // Where attention writes what another rank is to get.
 absl::StatusOr<std::byte*> CudaSwitchAttention::OutputsOf(size_t bytes, CudaStream& copies, CudaBatch& batch) {
   Batch& own = batches_[batch.id.value()];
-  CudaStream& stream = rank_rows_.on_device() ? batch.stream() : copies;
-  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given, rank_rows_.Give(bytes, stream));
+  CudaStream& stream = batch.ranks_reach ? batch.stream() : copies;
+  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given, rank_rows_.Give(bytes, batch.ranks_reach, stream));
   own.outputs = std::move(given.rows);
-  if (rank_rows_.on_device()) return given.memory;
+  if (batch.ranks_reach) return given.memory;
   DT_RETURN_IF_ERROR(batch.stream().Wait(own.made_copied));
   return own.made->data();
 }
@@ -292,7 +294,7 @@ absl::StatusOr<std::byte*> CudaSwitchAttention::OutputsOf(size_t bytes, CudaStre
 // Behind it.
 absl::Status CudaSwitchAttention::GiveOutputs(size_t bytes, CudaStream& copies, CudaBatch& batch) {
   Batch& own = batches_[batch.id.value()];
-  if (rank_rows_.on_device()) return rank_rows_.Fills(own.outputs, batch.stream());
+  if (batch.ranks_reach) return rank_rows_.Fills(own.outputs, batch.stream());
   DT_RETURN_IF_ERROR(batch.stream().Record(own.ready));
   DT_RETURN_IF_ERROR(copies.Wait(own.ready));
   DT_RETURN_IF_ERROR(copies.Copy(const_cast<std::byte*>(own.outputs.data()), own.made->data(), bytes));

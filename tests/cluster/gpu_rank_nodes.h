@@ -12,8 +12,8 @@
 
 // Ranks of a prefill group on GPUs that die at frames that they send to others: the survivors repeat the group, the
 // logits stay within the budget of those on a CPU, and nothing is held at the end. What ranks give each other goes from
-// GPU to GPU, or through pinned memory, as between processes; there frames come late and twice. On one GPU there are
-// two devices of it.
+// GPU to GPU by addresses, or as between processes: by names of memory, which the emulated GPU opens within a process,
+// or through pinned memory, with frames that come late and twice. On one GPU there are two devices of it.
 
 namespace dovetail::test {
 
@@ -25,6 +25,7 @@ struct GpuRanksCase {
   bool room = true;  // in each rank's scratch for its own tokens
   int ranks = 3;
   int heads = 4, kv_heads = 2;
+  int offering = 0;  // RankClusterOptions
 
   friend std::ostream& operator<<(std::ostream& out, const GpuRanksCase& how) { return out << how.name; }
 };
@@ -42,6 +43,7 @@ class GpuRankNodes : public ::testing::TestWithParam<GpuRanksCase> {
 
   // Each rank dies at every second frame that it sends to others.
   void ExpectThatTheOthersRepeatTheGroup();
+  void ExpectNamesWhereTheyCanBeOpened() const;
   // A prompt whose groups begin inside of a segment of 64 tokens, behind a part that one worker took.
   void ExpectLogitsBehindPartOfASegment();
   // Prompts that begin alike: the later ones begin in the middle.
@@ -55,6 +57,7 @@ class GpuRankNodes : public ::testing::TestWithParam<GpuRanksCase> {
   std::vector<std::unique_ptr<model::LoadedModel>> loaded_;
   std::vector<std::unique_ptr<compute::CudaModel>> weights_;
   double worst_ = 0;
+  int names_ = 0;  // of memory, in all clusters
 };
 
 }  // namespace dovetail::test

@@ -18,13 +18,15 @@ TEST_P(GpuRingNodes, ARankDiesAndTheOthersHaveTheLogitsOfACpu) { ExpectThatTheOt
 
 TEST_P(GpuRingNodes, SeveralPromptsAndCachedPrefixes) { ExpectLogitsOfSeveralPromptsAndCachedPrefixes(); }
 
-INSTANTIATE_TEST_SUITE_P(All, GpuRingNodes,
-                         ::testing::Values(GpuRanksCase{"FromGpuToGpu", "llama", 0, true},
-                                           GpuRanksCase{"ThroughPinnedMemory", "llama", 0, false},
-                                           // A rank asks attention workers, and hands on all the same.
-                                           GpuRanksCase{"WithoutRoom", "llama", 0, false, false},
-                                           GpuRanksCase{"WithWindows", "gemma3", 90, true}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuRingNodes,
+    ::testing::Values(
+        GpuRanksCase{"FromGpuToGpu", "llama", 0, true}, GpuRanksCase{"ThroughPinnedMemory", "llama", 0, false},
+        GpuRanksCase{.name = "ByName", .architecture = "llama", .rows_on_device = false, .offering = 3},
+        GpuRanksCase{.name = "OneIsOutOfReach", .architecture = "llama", .rows_on_device = false, .offering = 2},
+        // A rank asks attention workers, and hands on all the same.
+        GpuRanksCase{"WithoutRoom", "llama", 0, false, false}, GpuRanksCase{"WithWindows", "gemma3", 90, true}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace dovetail::test

@@ -33,7 +33,10 @@ RankCluster::RankCluster(NodeModel& model, const RankClusterOptions& options) : 
   attention::AttentionWorkerOptions attention{WorkerId(0), Epoch(1), kBlocks, kMicroBatches};
   attention.model_digest = 7;
   attention_ = *attention::AttentionWorkerNode::Create(model.table, attention, *model.device, *mortal_[1], clock_);
-  for (int r = 0; r < options.compute_workers; ++r) AddCompute(r, options);
+  for (int r = 0; r < options.compute_workers; ++r) {
+    mortal_[2 + r]->offers = r < options.offering;
+    AddCompute(r, options);
+  }
   for (int r = 0; r < options.compute_workers; ++r)
     for (int other = 0; other < options.compute_workers; ++other)
       if (other != r) compute_[r]->AddComputeWorker({IdOf(other), Epoch(1), NodeOf(other)});

@@ -19,6 +19,8 @@ class MortalPort final : public transport::Port {
   explicit MortalPort(transport::Port& port) : port_(port) {}
   NodeId id() const override { return port_.id(); }
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
+    if (!offers && proto::IsMemoryFrame(header.type)) return absl::OkStatus();
+    names_ += header.type == proto::kRankMemory ? 1 : 0;
     return Dies(header) ? absl::OkStatus() : port_.SendMessage(to, header, std::move(payload));
   }
   absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
@@ -29,7 +31,9 @@ class MortalPort final : public transport::Port {
   }
 
   bool dead() const { return rank_frames_ > lives_for; }
-  int lives_for = 1 << 30;  // frames to other ranks
+  int lives_for = 1 << 30;              // frames to other ranks
+  bool offers = true;                   // memory of its device, to other ranks
+  int names() const { return names_; }  // of memory, sent to them
 
  private:
   bool Dies(const proto::FrameHeader& header) {
@@ -38,7 +42,7 @@ class MortalPort final : public transport::Port {
   }
 
   transport::Port& port_;
-  int rank_frames_ = 0;
+  int rank_frames_ = 0, names_ = 0;
 };
 
 struct RankClusterOptions {
@@ -53,6 +57,7 @@ struct RankClusterOptions {
   uint64_t seed = 0;                  // of late and repeated frames; 0: there are none, and payloads are not read
   std::vector<On> on;                 // compute worker i is on the i-th, modulo their number
   bool rows_on_device = true;         // ComputeWorkerTuning::rank_rows_on_device of those
+  int offering = 1 << 10;             // so many of them offer each other their device's memory, the first ones
   uint64_t scratch_bytes = 64 << 20;  // likewise
   int step_tokens = 128;
   int known_workers = 1 << 10;  // compute workers that the scheduler knows from the beginning

@@ -8,6 +8,7 @@
 
 #include "proto/gather_frames.h"
 #include "proto/rank_frames.h"
+#include "proto/rank_memory.h"
 #include "tests/compute_worker/rank_fixture.h"
 #include "tests/compute_worker/small_spec.h"
 #include "transport/inproc/inproc_fabric.h"
@@ -65,7 +66,9 @@ class SlowDevice final : public DenseBackend {
   }
   absl::StatusOr<RankTensor> TakeEarlierRows(std::span<const std::byte> rows) override { return TakeRankRows(rows); }
   absl::Status Sample(const proto::StepPlan&, MicroBatchId, proto::StepResult&) override { return {}; }
+  RankMemory* rank_memory() override { return memory; }
 
+  RankMemory* memory = nullptr;
   int computed = 0;
   bool room = true;
   int outputs = 0;
@@ -148,9 +151,9 @@ TEST_F(RankExchangeTest, RowsOfAStepThatFailedAreNotSent) {
 
 TEST_F(RankExchangeTest, WhatCameIsAnsweredAndHandedOnInOrderOnceItHasBeenCopied) {
   const std::vector<std::byte> first(8, std::byte{1}), second(8, std::byte{2}), state(8, std::byte{3});
-  ASSERT_EQ(exchange_.Take(Came(proto::kRankRows, 0, first)), absl::OkStatus());
-  ASSERT_EQ(exchange_.Take(Came(proto::kRankState, 1, state)), absl::OkStatus());
-  ASSERT_EQ(exchange_.Take(Came(proto::kRankRows, 2, second)), absl::OkStatus());
+  exchange_.Take(Came(proto::kRankRows, 0, first));
+  exchange_.Take(Came(proto::kRankState, 1, state));
+  exchange_.Take(Came(proto::kRankRows, 2, second));
   device_.copied = {2};
   EXPECT_FALSE(exchange_.Next().value().has_value());
   EXPECT_TRUE(exchange_.copies());
@@ -193,8 +196,8 @@ TEST_F(RankExchangeTest, HeadsAndWhatTheyGaveAreSentOnceTheDeviceHasThem) {
 
 TEST_F(RankExchangeTest, HeadsAndWhatTheyGaveAreAnsweredOnceTheyHaveBeenCopied) {
   const std::vector<std::byte> heads(8, std::byte{1}), outputs(8, std::byte{2});
-  ASSERT_EQ(exchange_.Take(Came(proto::kRankHeads, 0, heads)), absl::OkStatus());
-  ASSERT_EQ(exchange_.Take(Came(proto::kRankOutputs, 0, outputs)), absl::OkStatus());
+  exchange_.Take(Came(proto::kRankHeads, 0, heads));
+  exchange_.Take(Came(proto::kRankOutputs, 0, outputs));
   EXPECT_FALSE(exchange_.Next().value().has_value());
   EXPECT_THAT(Arrived().types, IsEmpty());
   device_.copied = {1};
@@ -208,7 +211,7 @@ TEST_F(RankExchangeTest, HeadsAndWhatTheyGaveAreAnsweredOnceTheyHaveBeenCopied) 
 
 TEST_F(RankExchangeTest, WhatCameFromAWorkerThatIsLostMeanwhileIsDropped) {
   const std::vector<std::byte> rows(8, std::byte{1});
-  ASSERT_EQ(exchange_.Take(Came(proto::kRankRows, 0, rows)), absl::OkStatus());
+  exchange_.Take(Came(proto::kRankRows, 0, rows));
   for (const uint32_t worker : {1, 2}) links_.Lose(WorkerId(worker), Epoch(3));
   device_.copied = {1};
   EXPECT_FALSE(exchange_.Next().value().has_value());
@@ -218,9 +221,9 @@ TEST_F(RankExchangeTest, WhatCameFromAWorkerThatIsLostMeanwhileIsDropped) {
 // What asks for more pieces frees the memory of all that came.
 TEST_F(RankExchangeTest, PiecesOfEarlierTokensAreHandedOnOnceAllThatCameHaveBeenCopied) {
   const std::vector<std::byte> first(8, std::byte{1}), second(8, std::byte{2}), other(8, std::byte{3});
-  ASSERT_EQ(exchange_.Take(Came(proto::kEarlierRows, 4, first)), absl::OkStatus());
-  ASSERT_EQ(exchange_.Take(Came(proto::kEarlierRows, 4, second)), absl::OkStatus());
-  ASSERT_EQ(exchange_.Take(Came(proto::kRankRows, 5, other)), absl::OkStatus());
+  exchange_.Take(Came(proto::kEarlierRows, 4, first));
+  exchange_.Take(Came(proto::kEarlierRows, 4, second));
+  exchange_.Take(Came(proto::kRankRows, 5, other));
   device_.copied = {1};
   EXPECT_FALSE(exchange_.Next().value().has_value());
   device_.copied = {1, 2};
@@ -238,11 +241,61 @@ TEST_F(RankExchangeTest, PiecesOfEarlierTokensAreHandedOnOnceAllThatCameHaveBeen
   EXPECT_THAT(Arrived().ops, IsEmpty()) << "nothing else answers pieces";
 }
 
-TEST_F(RankExchangeTest, WithoutMemoryForRowsTheirStepFails) {
+TEST_F(RankExchangeTest, WithoutMemoryForRowsTheyAreAnsweredAndTheirStepFails) {
   device_.room = false;
   const std::vector<std::byte> rows(8, std::byte{1});
-  EXPECT_TRUE(absl::IsResourceExhausted(exchange_.Take(Came(proto::kRankRows, 0, rows))));
+  exchange_.Take(Came(proto::kRankRows, 0, rows));
+  const auto next = exchange_.Next();
+  ASSERT_TRUE(next.ok() && next->has_value());
+  EXPECT_TRUE(absl::IsResourceExhausted((*next)->taken));
+  EXPECT_THAT(Arrived().types, ElementsAre(proto::kRankTaken)) << "its sender keeps it no longer";
   EXPECT_FALSE(exchange_.copies());
+}
+
+// What lies at that address, if the test says so.
+class FakeMemory final : public RankMemory {
+ public:
+  absl::StatusOr<std::string> Offer() override { return "offer"; }
+  absl::StatusOr<std::string> Answer(NodeId, std::string_view offer) override { return std::string(offer); }
+  absl::Status Check(std::string_view) const override { return {}; }
+  void SetReaches(WorkerId, bool) override {}
+  std::string NameOf(std::span<const std::byte>) const override { return ""; }
+  absl::StatusOr<std::span<const std::byte>> Open(NodeId, std::string_view name) override {
+    if (name != "here") return InvalidArgument("no memory has this name");
+    return std::span<const std::byte>(bytes);
+  }
+  void Lose(NodeId) override {}
+  std::vector<std::byte> bytes = std::vector<std::byte>(8, std::byte{7});
+};
+
+TEST_F(RankExchangeTest, WhatWasNamedIsTakenFromWhereItLies) {
+  FakeMemory memory;
+  device_.memory = &memory;
+  exchange_.Take(Came(proto::kRankMemory, 3, proto::EncodeRankMemory(proto::kRankRows, "here")));
+  EXPECT_FALSE(exchange_.Next().value().has_value()) << "it is being copied";
+  device_.copied = {7};
+  const auto next = exchange_.Next();
+  ASSERT_TRUE(next.ok() && next->has_value());
+  EXPECT_EQ((*next)->taken, absl::OkStatus());
+  EXPECT_EQ((*next)->header.type, proto::kRankRows);
+  EXPECT_EQ((*next)->tensor.bytes[0], std::byte{7});
+  EXPECT_THAT(Arrived().types, ElementsAre(proto::kRankTaken));
+}
+
+TEST_F(RankExchangeTest, ANameThatIsNoneFailsItsStepAndIsAnswered) {
+  FakeMemory memory;
+  for (const bool offered : {true, false}) {
+    device_.memory = offered ? &memory : nullptr;
+    for (const std::vector<std::byte>& payload :
+         {proto::EncodeRankMemory(proto::kRankRows, "elsewhere"), proto::EncodeRankMemory(proto::kRankState, "here"),
+          std::vector<std::byte>(1), std::vector<std::byte>()}) {
+      exchange_.Take(Came(proto::kRankMemory, 3, payload));
+      const auto next = exchange_.Next();
+      ASSERT_TRUE(next.ok() && next->has_value());
+      EXPECT_FALSE((*next)->taken.ok());
+      EXPECT_THAT(Arrived().types, ElementsAre(proto::kRankTaken));
+    }
+  }
 }
 
 }  // namespace

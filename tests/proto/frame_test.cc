@@ -49,6 +49,9 @@ constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
                                    kRankHeads,
                                    kRankOutputs,
                                    kRankTaken,
+                                   kRankMemory,
+                                   kMemoryOffer,
+                                   kMemoryAnswer,
                                    kAskRows,
                                    kEarlierRows};
 
