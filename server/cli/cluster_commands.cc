@@ -7,6 +7,7 @@
 #include "engine/exchange_choice.h"
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
+#include "server/cli/compute_devices.h"
 
 namespace dovetail::cli {
 namespace {
@@ -101,6 +102,7 @@ void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
       ->type_name("LANES")
       ->group("Data plane");
   AddTrustNetworkFlag(up, up_.trust_network);
+  AddComputeDevicesFlag(up, up_.engine);
   up.add_option("--attention-devices", up_.attention_devices,
                 "Where attention runs, as cuda:1,cpu: the attention workers take these in turn; one each by default. "
                 "With the size of the KV cache of each, as cuda:0=8GiB,cpu=64GiB; else as --kv-cache-memory-bytes says")

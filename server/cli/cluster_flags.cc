@@ -106,8 +106,9 @@ void AddTrustNetworkFlag(CLI::App& command, bool& trust) {
 void AddExchangeFlag(CLI::App& command, std::string& how) {
   command
       .add_option("--exchange", how,
-                  "How GPUs of two processes exchange layers: device: by themselves; host: through the hosts; auto: by "
-                  "themselves where that is possible")
+                  "How GPUs of two processes exchange layers, and what compute workers that divide a prompt give each "
+                  "other: device: layers by themselves; host: through the hosts; auto: by themselves where that is "
+                  "possible")
       ->check(OneOf({"auto", "device", "host"}))
       ->type_name("HOW")
       ->group("Data plane");

@@ -9,6 +9,15 @@
 
 namespace dovetail::cli {
 
+void AddComputeDevicesFlag(CLI::App& command, EngineFlags& flags) {
+  command
+      .add_option("--compute-devices", flags.compute_devices,
+                  "GPUs of the compute workers, taken in turn, as cuda:0,cuda:1: one compute worker for each, unless "
+                  "--compute-workers asks for more; they divide requests and long prompts")
+      ->type_name("LIST")
+      ->group("Device");
+}
+
 std::vector<std::string> ComputeDevicesOf(const EngineFlags& flags) {
   if (flags.compute_devices.empty()) return {};
   return absl::StrSplit(flags.compute_devices, ',');
@@ -103,10 +112,14 @@ void ChooseExchangeOfGpus(const proto::AttentionTable& table, const RunningEngin
         "--attention-device: the KV cache is on a GPU that also computes, so each layer of a prompt over several "
         "GPUs waits for that GPU's kernels (16,384 tokens took 3.4 times as long as on one GPU); "
         "--attention-device cpu, or a GPU of its own, serves long prompts faster");
-  if (flags.prefill_exchange != "auto" || table.has_linear()) return;
+  flags.prefill_exchange = ExchangeBetweenGpus(flags, table);
+}
+
+std::string ExchangeBetweenGpus(const EngineFlags& flags, const proto::AttentionTable& table) {
+  if (flags.prefill_exchange != "auto" || table.has_linear()) return flags.prefill_exchange;
   const bool scratch =
-      flags.prompt_scratch == "auto" || ParseBytes("--prompt-scratch", flags.prompt_scratch).value_or(0) > 0;
-  if (scratch) flags.prefill_exchange = "gather-direct";
+      flags.prompt_scratch == "auto" || ParseBytes("--prompt-scratch", flags.prompt_scratch).value_or(1) > 0;
+  return scratch ? "gather-direct" : flags.prefill_exchange;
 }
 
 }  // namespace dovetail::cli

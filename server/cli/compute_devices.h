@@ -7,9 +7,11 @@
 
 namespace dovetail::cli {
 
-// --compute-devices: the GPUs of the compute workers of one process.
+// --compute-devices: the GPUs of the compute workers, of one process or of processes of their own.
 //   Errors:  name the flag
 //   Threads: the main thread only
+
+void AddComputeDevicesFlag(CLI::App& command, EngineFlags& flags);
 
 // Their names; none: the flag was not given.
 std::vector<std::string> ComputeDevicesOf(const EngineFlags& flags);
@@ -25,8 +27,10 @@ absl::Status OpenComputeDevices(const EngineFlags& flags, const std::vector<std:
 // The weights on all but the first, as they are on that one.
 absl::Status LoadOnComputeDevices(const EngineFlags& flags, const model::LoadProgress& progress, RunningEngine& engine);
 
-// --prefill-exchange auto is gather-direct on several GPUs, where the model can: from GPU to GPU is faster than by way
-// of attention workers.
+// --prefill-exchange, of which auto is gather-direct on several GPUs where the model can: from GPU to GPU is faster
+// than by way of attention workers.
+std::string ExchangeBetweenGpus(const EngineFlags& flags, const proto::AttentionTable& table);
+// That, in one process; warns where the KV cache is in its way.
 void ChooseExchangeOfGpus(const proto::AttentionTable& table, const RunningEngine& engine, EngineFlags& flags);
 
 }  // namespace dovetail::cli

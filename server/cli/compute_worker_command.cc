@@ -66,6 +66,7 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(const engine::ExchangeChoice exchange,
                       engine::ChooseExchange(flags.exchange, "the compute worker", *device));
   tuning.exchange = exchange.means;
+  tuning.names_rank_memory = flags.exchange != "host";
   DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-compute-worker", options.name));
   tuning.spans = spans.get();
   bool warned = false;  // once it has joined, so that refusals are one line

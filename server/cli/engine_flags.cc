@@ -92,9 +92,11 @@ void AddLayerFlags(CLI::App& command, EngineFlags& flags) {
                 "Send q before k and v are computed, so that attention begins earlier [on]")
       ->group("Disaggregation");
   command
-      .add_option("--prompt-scratch", flags.prompt_scratch,
-                  "Memory for K and V of prompts that the compute worker attends itself, as 512MiB; 0: prompts are "
-                  "attended on attention workers; auto: a few steps, on a GPU an eighth of its free memory")
+      .add_option(
+          "--prompt-scratch", flags.prompt_scratch,
+          "Memory for K and V of prompts that the compute worker attends itself, as 512MiB; 0: prompts are "
+          "attended on attention workers; auto: a few steps, on a GPU an eighth of its free memory, or none where it "
+          "exchanges layers with GPUs of attention workers; own: that memory there, too")
       ->type_name("SIZE")
       ->group("Disaggregation");
   command
@@ -287,12 +289,7 @@ void AddEngineFlags(CLI::App& command, EngineFlags& flags) {
 }
 
 void AddWorkerDeviceFlags(CLI::App& command, EngineFlags& flags) {
-  command
-      .add_option("--compute-devices", flags.compute_devices,
-                  "GPUs of the compute workers, taken in turn, as cuda:0,cuda:1: one compute worker for each, unless "
-                  "--compute-workers asks for more; they divide requests and long prompts")
-      ->type_name("LIST")
-      ->group("Device");
+  AddComputeDevicesFlag(command, flags);
   command
       .add_option("--attention-device", flags.attention_device,
                   "Where the KV cache lies and attention to it runs: cpu, cuda:N, or same (where the layers run). Or a "
@@ -429,7 +426,8 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   tuning.kv_storage = KvStorageOf(flags.kv_cache_dtype);
   tuning.hand_over_at_end = flags.hand_over == "end";
   tuning.linear_prompts = flags.linear_prompts == "compute";
-  if (flags.prompt_scratch != "auto") {
+  tuning.prompts_here = flags.prompt_scratch == "own";
+  if (flags.prompt_scratch != "auto" && !tuning.prompts_here) {
     DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
     const bool gathers = flags.prefill_exchange == "gather" || flags.prefill_exchange == "gather-direct" ||
                          flags.prefill_exchange == "ring";

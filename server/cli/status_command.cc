@@ -81,7 +81,10 @@ void Print(const pb::ClusterStatus& status) {
   for (const pb::Worker& worker : status.workers()) {
     for (const pb::Link& link : worker.links()) {
       if (link.exchange().empty()) continue;
-      if (!std::exchange(told, true)) std::printf("\nhow layers cross: by the GPUs themselves (device) or the hosts\n");
+      if (!std::exchange(told, true))
+        std::printf(
+            "\nhow layers cross, and what compute workers give each other: by the GPUs themselves (device) or the "
+            "hosts\n");
       std::printf("  %-24s -- %-24s %s\n", worker.name().c_str(), link.peer().c_str(), link.exchange().c_str());
     }
   }

@@ -23,6 +23,7 @@
 #include "server/cli/attention_places.h"
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/compute_devices.h"
 #include "server/cli/core_shares.h"
 #include "server/cli/prefill_flags.h"
 #include "server/cli/restart_pauses.h"
@@ -56,6 +57,8 @@ class Up {
 
   absl::Status Run() {
     DT_ASSIGN_OR_RETURN(places_, ParseAttentionPlaces("--attention-devices", flags_.attention_devices));
+    DT_ASSIGN_OR_RETURN(compute_workers_, ComputeWorkersOf(flags_.engine));
+    compute_devices_ = ComputeDevicesOf(flags_.engine);
     DT_RETURN_IF_ERROR(CheckPrefillRanks(flags_.engine, /*compute_workers=*/std::nullopt));
     DT_RETURN_IF_ERROR(TuningOf(flags_.engine).status());
     DT_RETURN_IF_ERROR(CheckTraceFlags(flags_.traces));
@@ -91,8 +94,10 @@ class Up {
         DT_RETURN_IF_ERROR(engine::CheckKvCacheBytes(table, *place.kv_bytes, 1, storage,
                                                      absl::StrCat("--attention-devices: ", place.device)));
     }
-    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, flags_.engine.device.starts_with("cuda"),
+    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, FirstComputeDevice().starts_with("cuda"),
                                             /*cache_on_its_gpu=*/false));
+    prefill_exchange_ = flags_.engine.prefill_exchange;
+    if (compute_devices_.size() > 1) prefill_exchange_ = ExchangeBetweenGpus(flags_.engine, table);
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
       kv_bytes_ = bytes / flags_.engine.attention_workers;
@@ -101,7 +106,7 @@ class Up {
     } else {
       scheduler::SchedulerOptions options = SchedulerOptionsOf(flags_.engine);
       if (options.max_model_len == 0) options.max_model_len = static_cast<int>(checkpoint->config().max_positions);
-      options.ChooseStepTokens(/*on_gpu=*/flags_.engine.device != "cpu");
+      options.ChooseStepTokens(/*on_gpu=*/FirstComputeDevice() != "cpu");
       const int workers = flags_.engine.attention_workers;
       kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, 0, storage) / workers;
       most_kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, UINT64_MAX, storage) / workers;
@@ -129,15 +134,23 @@ class Up {
     if (place.device == "cpu" || most_kv_bytes_ == 0) return {"--kv-capacity", std::to_string(kv_bytes_)};
     int sharers = 0;
     for (int i = 1; i <= flags_.engine.attention_workers; ++i) sharers += PlaceOf(i).device == place.device ? 1 : 0;
-    const bool with_weights = flags_.engine.device == place.device || flags_.engine.device == "auto";
+    int weights = FirstComputeDevice() == "auto" ? 1 : 0;
+    for (int i = 1; i <= compute_workers_; ++i) weights += ComputeDevice(i) == place.device ? 1 : 0;
     return {"--kv-capacity", "auto",
             "--kv-sharers",  std::to_string(sharers),
-            "--kv-leave",    std::to_string(with_weights ? weight_bytes_ : 0),
+            "--kv-leave",    std::to_string(static_cast<uint64_t>(weights) * weight_bytes_),
             "--kv-most",     std::to_string(most_kv_bytes_)};
   }
 
   // Of the attention worker with that number, from 1.
   const AttentionPlace& PlaceOf(int number) const { return places_[static_cast<size_t>(number - 1) % places_.size()]; }
+
+  // Of the compute worker with that number, from 1: cpu, cuda:N, cuda or auto.
+  const std::string& ComputeDevice(int number) const {
+    if (compute_devices_.empty()) return flags_.engine.device;
+    return compute_devices_[static_cast<size_t>(number - 1) % compute_devices_.size()];
+  }
+  const std::string& FirstComputeDevice() const { return ComputeDevice(1); }
 
   Arguments SchedulerArguments() const {
     const EngineFlags& engine = flags_.engine;
@@ -171,7 +184,7 @@ class Up {
                            "--prefill-ranks",
                            engine.prefill_ranks,
                            "--prefill-exchange",
-                           engine.prefill_exchange,
+                           prefill_exchange_,
                            "--prefill-rank-tokens",
                            std::to_string(engine.prefill_rank_tokens),
                            engine.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
@@ -198,7 +211,7 @@ class Up {
   // --exchange device is for roles that have a GPU.
   std::string ExchangeOn(const std::string& device) const { return device == "cpu" ? "auto" : flags_.exchange; }
 
-  std::vector<std::string> ComputeWorkerWords(const std::string& name, int threads) const {
+  std::vector<std::string> ComputeWorkerWords(const std::string& name, const std::string& device, int threads) const {
     const EngineFlags& engine = flags_.engine;
     return {"compute-worker",
             engine.model,
@@ -221,11 +234,11 @@ class Up {
             "--gpu-weights",
             engine.gpu_weights,
             "--device",
-            engine.device,
+            device,
             "--threads",
             std::to_string(threads),
             "--prompt-scratch",
-            engine.prompt_scratch,
+            PromptScratch(),
             "--linear-prompts",
             engine.linear_prompts,
             "--hand-over",
@@ -233,21 +246,31 @@ class Up {
             engine.q_first ? "--q-first" : "--no-q-first"};
   }
 
+  // Compute workers attend to prompts where no GPU of an attention worker can, and where they divide prompts.
+  std::string PromptScratch() const {
+    const bool elsewhere =
+        std::any_of(places_.begin(), places_.end(), [](const auto& at) { return at.device != "cpu"; });
+    const bool own = !elsewhere || compute_devices_.size() > 1;
+    return flags_.engine.prompt_scratch == "auto" && own ? "own" : flags_.engine.prompt_scratch;
+  }
+
   // What starts them: as of the command line.
   void NameWorkers() {
     const EngineFlags& engine = flags_.engine;
     // Several compute workers on a CPU share its cores.
     const int compute_threads =
-        engine.threads > 0 || engine.compute_workers == 1
+        engine.threads > 0 || compute_workers_ == 1
             ? engine.threads
-            : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / engine.compute_workers);
-    for (int i = 1; i <= engine.compute_workers; ++i)
-      workers_[absl::StrCat("compute-", i)] = ComputeWorkerWords(absl::StrCat("compute-", i), compute_threads);
+            : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / compute_workers_);
+    for (int i = 1; i <= compute_workers_; ++i) {
+      const std::string name = absl::StrCat(kComputePrefix, i);
+      workers_[name] = ComputeWorkerWords(name, ComputeDevice(i), compute_threads);
+    }
     const auto trace = [&](const std::string& name) {
       if (engine.trace_file.empty()) return;
       workers_[name].insert(workers_[name].end(), {"--trace-file", absl::StrCat(engine.trace_file, ".", name)});
     };
-    for (int i = 1; i <= engine.compute_workers; ++i) trace(absl::StrCat("compute-", i));
+    for (int i = 1; i <= compute_workers_; ++i) trace(absl::StrCat(kComputePrefix, i));
     for (int i = 1; i <= engine.attention_workers; ++i) {
       const std::string name = absl::StrCat("attention-", i);
       workers_[name] = {"attention-worker",
@@ -301,7 +324,7 @@ class Up {
 
   // With --device auto the first compute worker chooses between the CPU and a GPU for all: a cluster refuses unlike
   // ones. How many threads attention on the CPU has depends on it as well.
-  bool WaitsForDevice(const std::string& name) const { return flags_.engine.device == "auto" && name != kFirstCompute; }
+  bool WaitsForDevice(const std::string& name) const { return FirstComputeDevice() == "auto" && name != kFirstCompute; }
 
   void OnWorkersLine(const std::string& name, const std::string& line) {
     MutexLock lock(mutex_);
@@ -325,8 +348,8 @@ class Up {
 
   // Once it is known where the layers run.
   WorkersOfMachine Workers() {
-    const std::string& asked = flags_.engine.device;
-    WorkersOfMachine workers{.compute = flags_.engine.compute_workers};
+    const std::string& asked = FirstComputeDevice();
+    WorkersOfMachine workers{.compute = compute_workers_};
     workers.layers_on_gpu = (asked == "auto" ? ChosenDevice() : asked).starts_with("cuda");
     for (int i = 1; i <= flags_.engine.attention_workers; ++i)
       ++(PlaceOf(i).device == "cpu" ? workers.attention_on_cpu : workers.attention_on_gpu);
@@ -468,12 +491,15 @@ class Up {
 
   const UpFlags& flags_;
   StopSignal& stop_;
-  std::vector<AttentionPlace> places_;       // taken in turn by the attention workers
-  uint64_t kv_bytes_ = 0;                    // of each attention worker whose place names no size
-  uint64_t most_kv_bytes_ = 0;               // of a worker, if memory were no bound; 0: its size was given
-  uint64_t weight_bytes_ = 0;                // on a GPU, with what else lies there
-  std::string address_;                      // of the scheduler
-  std::string http_address_, grpc_address_;  // of the server, once it has listened
+  int compute_workers_ = 1;
+  std::vector<std::string> compute_devices_;  // taken in turn by the compute workers; none: all are on --device
+  std::string prefill_exchange_;              // of the scheduler
+  std::vector<AttentionPlace> places_;        // taken in turn by the attention workers
+  uint64_t kv_bytes_ = 0;                     // of each attention worker whose place names no size
+  uint64_t most_kv_bytes_ = 0;                // of a worker, if memory were no bound; 0: its size was given
+  uint64_t weight_bytes_ = 0;                 // on a GPU, with what else lies there
+  std::string address_;                       // of the scheduler
+  std::string http_address_, grpc_address_;   // of the server, once it has listened
   const std::string s_ = flags_.server.api.tls.enabled() ? "s" : "";  // of the schemes
   Announcement scheduler_{"listening on "}, http_{"listening on http" + s_ + "://"},
       grpc_{"listening on grpc" + s_ + "://"};

@@ -30,12 +30,13 @@ LONG_PROMPTS = [
     "One day they saw a big red ball under a tree. Lily wanted to play with the ball, but it was too high. Tom said",
     "The little dog was very happy. He ran to the park and saw a cat. The cat was sad because she lost her toy. The "
     "dog wanted to help the cat. They looked under the big tree and behind the house. Then the dog saw a small box and"]
-TOKENS = 300
+TOKENS = int(os.environ.get("DOVETAIL_TEST_TOKENS", "300"))  # fewer where the GPUs are emulated
 KILLS = 3
 # Between logits. A prompt's kernels and a decode step's round differently in bf16, so K and V that were rebuilt differ
 # in their last bits from those that were lost. Errors of bf16 are at most 1.6e-2 of the logits' RMS in the dense
 # goldens (tests/golden/budgets.h); the streams seen to part did so where one token led by 0.001.
 NEAR_TIE = 0.25
+NEXT_BEST = 4  # tokens that may be in a tie with the best
 
 
 def run(*arguments):
@@ -97,11 +98,11 @@ def embedded(prompt):
 
 
 def choices(prompt, model=MODEL):
-    """What one GPU chooses: where each token's text begins, and its lead over the next best, with that one's text."""
+    """What one GPU chooses: where each token's text begins, and its lead over the next best ones, with their texts."""
     server = processes.Process(BINARY, "serve", model, "--port", "0", "--device", "cuda:0", "--ignore-model-name")
     try:
         url = server.wait_for(r"^listening on (http://\S+)").group(1)
-        body = {"model": "x", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS, "logprobs": 2}
+        body = {"model": "x", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS, "logprobs": NEXT_BEST + 1}
         request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -110,8 +111,8 @@ def choices(prompt, model=MODEL):
         server.stop()
     found = []
     for begin, best in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["top_logprobs"]):
-        (_, first), (other, second) = sorted(best.items(), key=lambda item: -item[1])[:2]
-        found.append((begin, first - second, other))
+        (_, first), *others = sorted(best.items(), key=lambda item: -item[1])
+        found.append((begin, [(first - lead, other) for other, lead in others]))
     return choice["text"], found
 
 
@@ -120,10 +121,11 @@ def assert_parts_at_a_near_tie_only(test, text, expected, found):
     same = len(os.path.commonprefix([text, expected]))
     if same == len(expected) == len(text):
         return True
-    begin, lead, other = [choice for choice in found if choice[0] <= same][-1]
-    print(f"parts after {same} of {len(expected)} characters, where one token led by {lead:.3f}")
-    test.assertLess(lead, NEAR_TIE)
-    test.assertTrue(text[begin:].startswith(other), f"{text[begin:]!r} is not what was second, {other!r}")
+    begin, others = [choice for choice in found if choice[0] <= same][-1]
+    near = [other for lead, other in others if lead < NEAR_TIE]
+    print(f"parts after {same} of {len(expected)} characters, where one token led by "
+          f"{', '.join(f'{lead:.3f} over {other!r}' for lead, other in others)}")
+    test.assertTrue(any(text[begin:].startswith(one) for one in near), f"{text[begin:]!r} begins with none of {near}")
     return False
 
 
