@@ -133,12 +133,15 @@ double SecondsAt(const Points& points, double rows) {
   return below.s_per_weight + part * (above->s_per_weight - below.s_per_weight);
 }
 
+constexpr const char* kSixteenBits = "bf16";  // as kernels::Name has them
+
 absl::StatusOr<const ProductRates*> Find(const DeviceProfile& profile, const std::string& weights) {
   std::vector<std::string> names;
   for (const ProductRates& rates : profile.products) {
     if (rates.weights == weights) return &rates;
     names.push_back(rates.weights);
   }
+  if (profile.on_gpu() && weights != kSixteenBits) return Find(profile, kSixteenBits);
   return NotFound(profile.name, ": its profile has no products of ", weights, " weights; it has ",
                   absl::StrJoin(names, ", "));
 }

@@ -92,9 +92,12 @@ struct DeviceProfile {
   std::vector<LinkRates> links;
   StepOverhead steps;
 
+  bool on_gpu() const { return device.starts_with("GPU"); }
+
   // Seconds of one product of n k = `weights_count` weights, of which the share `cached` (0..1) is read from caches.
   // Between two measured numbers of rows the time is a line; beyond the last it grows with the rows. `rows` >= 1; it
-  // need not be whole. kNotFound names the format that was not measured and those that were.
+  // need not be whole. A GPU has formats that were not measured there in 16 bits. kNotFound names the format that was
+  // not measured and those that were.
   absl::StatusOr<double> ProductSeconds(const std::string& weights, double rows, double weights_count,
                                         double cached = 0) const;
   // The share of a model's weights that stays in caches from one step to the next: all of half of cache_bytes, since K,

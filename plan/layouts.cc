@@ -152,6 +152,7 @@ SimulatedCluster ClusterOf(const PlanInput& input, const Shape& shape, const Set
   options.max_num_batched_tokens = input.max_num_batched_tokens;
   options.prefill_itl_budget = input.prefill_itl_budget;
   options.max_model_len = static_cast<int>(input.work.max_positions);
+  options.ChooseStepTokens(shape.steps.computes_on_gpu());
   options.max_queued_requests = std::max<int>(1, static_cast<int>(input.requests.size()));
   options.micro_batches = setting.micro_batches;
   options.enable_prefix_caching = false;

@@ -46,7 +46,7 @@ struct PlanInput {
   std::optional<LinkRates> link;  // in place of a lane
   double memory_share = 0.9;      // of a device's, for weights and K and V
   int max_num_seqs = 256;
-  int max_num_batched_tokens = 512;
+  int max_num_batched_tokens = 0;  // 0: what a server on the compute device takes by default
   scheduler::ItlBudget prefill_itl_budget;
   std::vector<std::vector<Machines>> only;  // these layouts and no others; empty: all that the devices allow
 };

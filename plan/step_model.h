@@ -65,6 +65,7 @@ class StepModel {
   // Bytes of all weights, as the compute workers' device keeps them.
   double weight_bytes() const { return weight_bytes_; }
   bool split() const { return attention_.has_value(); }
+  bool computes_on_gpu() const { return compute_.on_gpu(); }
 
  private:
   struct Group {  // of attention ops

@@ -4,13 +4,15 @@
 
 #include "base/status.h"
 
-// `dovetail bench device`: measures this machine's CPU and writes the profile that `dovetail plan` predicts from.
+// `dovetail bench device`: measures this machine's CPU or one of its GPUs and writes the profile that `dovetail plan`
+// predicts from.
 
 namespace dovetail::cli {
 
 struct BenchDeviceFlags {
   std::string name;
   std::string out;  // a file; empty: standard output
+  std::string device = "cpu";
   int threads = 0;  // 0: one per core
   double point_seconds = 0.08;
 };

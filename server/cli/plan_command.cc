@@ -89,7 +89,8 @@ void AddEngineLimits(CLI::App& command, PlanFlags& f) {
       ->check(WholeNumber(0, int64_t{1} << 26));
   Add(command, kGroup, "--max-num-seqs", f.max_num_seqs, "Sequences that run at a time, of a server", "N")
       ->check(WholeNumber(1, proto::kMaxStepEntries));
-  Add(command, kGroup, "--max-num-batched-tokens", f.max_num_batched_tokens, "New tokens of a step", "TOKENS")
+  Add(command, kGroup, "--max-num-batched-tokens", f.max_num_batched_tokens,
+      "New tokens of a step; 0: what a server takes by default, on a CPU or a GPU", "TOKENS")
       ->check(WholeNumber(1, proto::kMaxStepTokens));
   AddItlBudgetFlag(command, kGroup, f.prefill_itl_budget);
 }

@@ -37,7 +37,7 @@ struct PlanFlags {
   std::string kv_cache_dtype = "auto";
   int64_t max_model_len = 0;  // 0: the model's
   int max_num_seqs = 256;
-  int max_num_batched_tokens = 512;
+  int max_num_batched_tokens = 0;  // 0: as a server chooses
   std::string prefill_itl_budget = "auto";
   double memory_share = 0.9;
   bool json = false;

@@ -222,7 +222,7 @@ absl::StatusOr<plan::PlanInput> ReadPlanInput(const PlanFlags& flags) {
   input.max_num_seqs = flags.max_num_seqs;
   input.max_num_batched_tokens = flags.max_num_batched_tokens;
   input.prefill_itl_budget = ItlBudgetOf(flags.prefill_itl_budget);
-  if (input.max_num_batched_tokens < input.max_num_seqs)
+  if (input.max_num_batched_tokens != 0 && input.max_num_batched_tokens < input.max_num_seqs)
     return InvalidArgument("--max-num-batched-tokens: ", input.max_num_batched_tokens, " is less than --max-num-seqs ",
                            input.max_num_seqs);
   return input;

@@ -22,6 +22,15 @@ TEST(BenchDevice, NamesAreThoseOfPriceTables) {
   }
 }
 
+TEST(BenchDevice, DevicesAreNamedAsEverywhere) {
+  BenchDeviceFlags flags;
+  flags.name = "a";
+  flags.device = "gpu";
+  EXPECT_THAT(std::string(RunBenchDevice(flags).message()), HasSubstr("--device: 'gpu' is neither cpu nor cuda:N"));
+  flags.device = "cuda:4096";
+  EXPECT_THAT(std::string(RunBenchDevice(flags).message()), HasSubstr("--device cuda:4096: "));
+}
+
 TEST(BenchDevice, WritesAProfileThatCanBeRead) {
   const std::filesystem::path file = std::filesystem::path(::testing::TempDir()) / "bench_device_test.json";
   BenchDeviceFlags flags;

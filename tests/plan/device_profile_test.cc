@@ -111,6 +111,18 @@ TEST(DeviceProfiles, ProductsLieOnLinesBetweenTheMeasuredRows) {
               HasSubstr("small: its profile has no products of fp4 weights; it has bf16"));
 }
 
+TEST(DeviceProfiles, WeightsThatAGpuWasNotMeasuredWithHave16BitsThere) {
+  DeviceProfile profile = SmallProfile();
+  EXPECT_FALSE(profile.on_gpu());
+  EXPECT_EQ(profile.BytesPerWeight("u4-affine").status().code(), absl::StatusCode::kNotFound);
+  profile.device = "GPU sm_90 of 132 multiprocessors";
+  EXPECT_TRUE(profile.on_gpu());
+  EXPECT_EQ(*profile.BytesPerWeight("u4-affine"), 2);
+  EXPECT_EQ(*profile.ProductSeconds("u4-affine", 1, 1000), *profile.ProductSeconds("bf16", 1, 1000));
+  profile.products[0].weights = "f32";
+  EXPECT_EQ(profile.BytesPerWeight("u4-affine").status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST(DeviceProfiles, TheNearestMeasuredShapeStandsForOthers) {
   const DeviceProfile profile = SmallProfile();
   EXPECT_EQ(profile.Attention(DType::kBF16, 80, 3)->head_dim, 64);

@@ -11,7 +11,10 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "compute_worker/cuda/cuda_model.h"
+#include "engine/device_choice.h"
 #include "engine/embedded_cluster.h"
+#include "engine/measurements/device/gpu_rates.h"
 #include "engine/measurements/engine_measurements.h"
 #include "model/dummy_checkpoint.h"
 
@@ -20,15 +23,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Steps of a millisecond at most: some run undisturbed on a machine that has other work.
-constexpr int kBatch = 32, kTokens = 192, kRounds = 3, kPromptTokens = 4;
+// Steps of a millisecond at most: some run undisturbed on a machine that has other work. A GPU takes other kernels for
+// a few sequences than for many, which a line between one and many passes over.
+constexpr int kCpuBatch = 32, kGpuBatch = 256, kTokens = 192, kRounds = 3, kPromptTokens = 4;
 constexpr int kTries = 20;
 constexpr int kFewLayers = 4, kManyLayers = 20, kFewWideLayers = 1, kManyWideLayers = 3;
+constexpr int kLongest = 2048, kStepTokens = 512;
+constexpr int kGpuWide = 2048, kGpuPrompt = 4096, kGpuHeadDim = 128, kPromptRounds = 6;
+constexpr double kPointSeconds = 0.05;
+constexpr int kProducts = 7;  // of a layer: q, k, v, o, gate, up, down
 constexpr int kNarrow = 64, kWide = 256, kVocabulary = 512, kLargeVocabulary = 32768, kHeadDim = 32;
 
 // Llama's shape: each of its seven products is `width` by `width`.
 struct SmallModel {
-  int layers = kFewLayers, width = kNarrow, vocabulary = kVocabulary;
+  int layers = kFewLayers, width = kNarrow, vocabulary = kVocabulary, head_dim = kHeadDim;
 };
 
 struct RemoveFolder {
@@ -39,20 +47,22 @@ struct RemoveFolder {
   }
 };
 
-absl::StatusOr<std::unique_ptr<model::LoadedModel>> Load(const SmallModel& shape, kernels::ThreadPool& pool) {
+// `gpu`: weights are left to it.
+absl::StatusOr<std::unique_ptr<model::LoadedModel>> Load(const SmallModel& shape, bool gpu, kernels::ThreadPool& pool) {
   std::error_code error;
   std::string pattern = (fs::temp_directory_path(error) / "dovetail-device-XXXXXX").string();
   if (error || mkdtemp(pattern.data()) == nullptr) return ResourceExhausted("no folder can be made in ", pattern);
   const RemoveFolder folder{pattern};
   std::ofstream(folder.path / "config.json") << absl::StrFormat(
       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": %d,
- "intermediate_size": %d, "max_position_embeddings": 2048, "num_attention_heads": %d, "num_hidden_layers": %d,
+ "intermediate_size": %d, "max_position_embeddings": 8192, "num_attention_heads": %d, "num_hidden_layers": %d,
  "num_key_value_heads": %d, "head_dim": %d, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": true,
  "torch_dtype": "bfloat16", "vocab_size": %d})",
-      shape.width, shape.width, shape.width / kHeadDim, shape.layers, shape.width / kHeadDim, kHeadDim,
-      shape.vocabulary);
+      shape.width, shape.width, shape.width / shape.head_dim, shape.layers, shape.width / shape.head_dim,
+      shape.head_dim, shape.vocabulary);
   DT_ASSIGN_OR_RETURN(auto checkpoint, model::OpenDummyCheckpoint(folder.path));
-  return model::LoadModel(std::move(checkpoint), model::WeightFormat::kAuto, &pool, {});
+  const auto format = gpu ? model::WeightFormat::kElsewhere : model::WeightFormat::kAuto;
+  return model::LoadModel(std::move(checkpoint), format, &pool, {});
 }
 
 // Seconds of the fastest step that decodes `sequences`, since what else the machine does only adds to them.
@@ -83,34 +93,106 @@ absl::StatusOr<double> MeasureAlone(Engine& engine, PromptSource& prompts) {
 }
 
 // Of a step only. Where this process does not get its turn, requests may end before the last has begun: then again.
-absl::StatusOr<double> MeasureFullBatch(Engine& engine, PromptSource& prompts) {
-  const BatchShape shape{.sequences = kBatch, .prompt_tokens = kPromptTokens, .output_tokens = kTokens};
+absl::StatusOr<double> MeasureFullBatch(Engine& engine, PromptSource& prompts, int sequences) {
+  const BatchShape shape{.sequences = sequences, .prompt_tokens = kPromptTokens, .output_tokens = kTokens};
   absl::Status status;
   for (int tries = 0; tries < kTries; ++tries) {
     engine.TakeStepSamples();
     status = MeasureBatch(engine, prompts, shape).status();
     if (!status.ok() && !absl::IsFailedPrecondition(status)) return status;
-    if (const double seconds = SecondsOfSteps(engine.TakeStepSamples(), kBatch); seconds > 0) return seconds;
+    if (const double seconds = SecondsOfSteps(engine.TakeStepSamples(), sequences); seconds > 0) return seconds;
   }
   return status;
 }
 
-absl::StatusOr<OverheadSamples::Model> Measure(const SmallModel& shape, kernels::Device& device, int threads) {
+int BatchOf(kernels::Device& device) { return AsGpu(device) != nullptr ? kGpuBatch : kCpuBatch; }
+
+// A small model in an engine of its own.
+struct SmallEngine {
+  std::unique_ptr<model::LoadedModel> model;
+  std::unique_ptr<compute::CudaModel> on_gpu;  // null on a CPU
+  std::unique_ptr<EmbeddedCluster> cluster;
+};
+
+absl::StatusOr<SmallEngine> Start(const SmallModel& shape, int step_tokens, kernels::Device& device, int threads) {
+  SmallEngine engine;
   const auto stream = device.CreateStream();
-  DT_ASSIGN_OR_RETURN(const auto model, Load(shape, stream->pool()));
+  kernels::cuda::CudaDevice* const gpu = AsGpu(device);
+  DT_ASSIGN_OR_RETURN(engine.model, Load(shape, gpu != nullptr, stream->pool()));
   EmbeddedClusterOptions options;
   options.threads = threads;
-  options.kv_cache_bytes = uint64_t{64} << 20;
-  options.scheduler.max_model_len = 2048;
-  options.scheduler.max_num_seqs = kBatch;
-  options.scheduler.max_num_batched_tokens = 512;
+  options.kv_cache_bytes = uint64_t{gpu != nullptr ? 512u : 64u} << 20;
+  options.scheduler.max_model_len = std::max(kLongest, step_tokens + kSegmentTokens);
+  options.scheduler.max_num_seqs = BatchOf(device);
+  options.scheduler.max_num_batched_tokens = step_tokens;
   options.scheduler.enable_prefix_caching = false;
-  DT_ASSIGN_OR_RETURN(const auto cluster, EmbeddedCluster::Create(*model, device, options));
+  if (gpu != nullptr) {
+    DT_ASSIGN_OR_RETURN(engine.on_gpu, compute::CudaModel::Load(*gpu, *engine.model, DType::kBF16, /*dummy=*/true,
+                                                                compute::GpuWeights::kDequantise, {}));
+    options.compute.dense = engine.on_gpu.get();
+  }
+  DT_ASSIGN_OR_RETURN(engine.cluster, EmbeddedCluster::Create(*engine.model, device, options));
+  return engine;
+}
+
+absl::StatusOr<OverheadSamples::Model> Measure(const SmallModel& shape, kernels::Device& device, int threads) {
+  DT_ASSIGN_OR_RETURN(const SmallEngine engine, Start(shape, kStepTokens, device, threads));
   PromptSource prompts{shape.vocabulary};
   OverheadSamples::Model times;
-  DT_ASSIGN_OR_RETURN(times.alone, MeasureAlone(*cluster, prompts));
-  DT_ASSIGN_OR_RETURN(times.batch, MeasureFullBatch(*cluster, prompts));
+  DT_ASSIGN_OR_RETURN(times.alone, MeasureAlone(*engine.cluster, prompts));
+  DT_ASSIGN_OR_RETURN(times.batch, MeasureFullBatch(*engine.cluster, prompts, BatchOf(device)));
   return times;
+}
+
+// Of the fastest step that reads a whole prompt.
+absl::StatusOr<double> MeasurePrompt(const SmallModel& shape, int tokens, kernels::Device& device, int threads) {
+  DT_ASSIGN_OR_RETURN(const SmallEngine engine, Start(shape, tokens, device, threads));
+  PromptSource prompts{shape.vocabulary};
+  double best = std::numeric_limits<double>::infinity();
+  for (int round = 0; round < kPromptRounds; ++round) {
+    engine.cluster->TakeStepSamples();
+    DT_RETURN_IF_ERROR(MeasurePrefill(*engine.cluster, prompts, tokens).status());
+    for (const StepSample& sample : engine.cluster->TakeStepSamples())
+      if (sample.new_tokens == tokens) best = std::min(best, static_cast<double>(sample.total_us) * 1e-6);
+  }
+  return best;
+}
+
+// What one layer's products take on a GPU, which runs q, k and v as one, and gate and up. Its calls are in their times.
+absl::StatusOr<double> GpuProductsOfLayer(kernels::cuda::CudaDevice& gpu, int64_t rows, int64_t width) {
+  double sum = 0;
+  for (const int outputs : {3, 1, 2, 1}) {
+    DT_ASSIGN_OR_RETURN(const double one, MeasureGpuProduct(gpu, rows, outputs * width, width, kPointSeconds));
+    sum += one;
+  }
+  return sum;
+}
+
+// A GPU's layers of many rows keep it busy, so that what they take beyond products and attention is bytes, not calls.
+absl::StatusOr<double> MeasureGpuValue(kernels::cuda::CudaDevice& gpu, int threads, const plan::DeviceProfile& profile,
+                                       double layer_s) {
+  const SmallModel few{.layers = kFewWideLayers, .width = kGpuWide, .head_dim = kGpuHeadDim};
+  const SmallModel many{.layers = kManyWideLayers, .width = kGpuWide, .head_dim = kGpuHeadDim};
+  DT_ASSIGN_OR_RETURN(const double few_s, MeasurePrompt(few, kGpuPrompt, gpu, threads));
+  DT_ASSIGN_OR_RETURN(const double many_s, MeasurePrompt(many, kGpuPrompt, gpu, threads));
+  DT_ASSIGN_OR_RETURN(const double products, GpuProductsOfLayer(gpu, kGpuPrompt, kGpuWide));
+  DT_ASSIGN_OR_RETURN(const auto attention, profile.Attention(DType::kBF16, kGpuHeadDim, 1));
+  const double pairs = double{kGpuPrompt} * (kGpuPrompt + 1) / 2;
+  const double attended = 4.0 * kGpuWide * pairs / attention.prompt_flops_per_s;
+  const double layer = (many_s - few_s) / (kManyWideLayers - kFewWideLayers);
+  return std::max(0.0, (layer - layer_s - products - attended) / (kGpuPrompt * kProducts * 2.0 * kGpuWide));
+}
+
+// The small models' products take what a call takes, and a profile's rates have that in them.
+absl::Status LeaveOutCalls(kernels::cuda::CudaDevice& gpu, OverheadSamples& samples) {
+  DT_ASSIGN_OR_RETURN(const double alone, GpuProductsOfLayer(gpu, 1, kNarrow));
+  DT_ASSIGN_OR_RETURN(const double batch, GpuProductsOfLayer(gpu, kGpuBatch, kNarrow));
+  for (const auto& [model, layers] :
+       {std::pair(&samples.few, kFewLayers), {&samples.many, kManyLayers}, {&samples.large_vocabulary, kFewLayers}}) {
+    model->alone -= layers * alone;
+    model->batch -= layers * batch;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -136,19 +218,22 @@ plan::StepOverhead FitOverhead(const OverheadSamples& s) {
 
 absl::StatusOr<plan::StepOverhead> MeasureStepOverhead(kernels::Device& device, int threads,
                                                        const plan::DeviceProfile& profile) {
-  constexpr int kProducts = 7;  // of a layer: q, k, v, o, gate, up, down
   const std::string weights = "bf16";
-  DT_ASSIGN_OR_RETURN(const double wide_product, profile.ProductSeconds(weights, kBatch, double{kWide} * kWide));
+  const int batch = BatchOf(device);
+  kernels::cuda::CudaDevice* const gpu = AsGpu(device);
+  DT_ASSIGN_OR_RETURN(const double wide_product, profile.ProductSeconds(weights, batch, double{kWide} * kWide));
   DT_ASSIGN_OR_RETURN(const double more_head,
-                      profile.ProductSeconds(weights, kBatch, double{kNarrow} * (kLargeVocabulary - kVocabulary)));
+                      profile.ProductSeconds(weights, batch, double{kNarrow} * (kLargeVocabulary - kVocabulary)));
   OverheadSamples samples;
   DT_ASSIGN_OR_RETURN(samples.few, Measure({}, device, threads));
   DT_ASSIGN_OR_RETURN(samples.many, Measure({.layers = kManyLayers}, device, threads));
-  DT_ASSIGN_OR_RETURN(samples.few_wide, Measure({.layers = kFewWideLayers, .width = kWide}, device, threads));
-  DT_ASSIGN_OR_RETURN(samples.many_wide, Measure({.layers = kManyWideLayers, .width = kWide}, device, threads));
+  if (gpu == nullptr) {  // else MeasureGpuValue takes the place of what they say
+    DT_ASSIGN_OR_RETURN(samples.few_wide, Measure({.layers = kFewWideLayers, .width = kWide}, device, threads));
+    DT_ASSIGN_OR_RETURN(samples.many_wide, Measure({.layers = kManyWideLayers, .width = kWide}, device, threads));
+    samples.few_wide.batch -= kFewWideLayers * kProducts * wide_product;
+    samples.many_wide.batch -= kManyWideLayers * kProducts * wide_product;
+  }
   DT_ASSIGN_OR_RETURN(samples.large_vocabulary, Measure({.vocabulary = kLargeVocabulary}, device, threads));
-  samples.few_wide.batch -= kFewWideLayers * kProducts * wide_product;
-  samples.many_wide.batch -= kManyWideLayers * kProducts * wide_product;
   samples.large_vocabulary.batch -= more_head;
   samples.few_layers = kFewLayers;
   samples.many_layers = kManyLayers;
@@ -156,9 +241,13 @@ absl::StatusOr<plan::StepOverhead> MeasureStepOverhead(kernels::Device& device, 
   samples.many_wide_layers = kManyWideLayers;
   samples.narrow_values = kProducts * 2 * kNarrow;
   samples.wide_values = kProducts * 2 * kWide;
-  samples.sequences = kBatch;
+  samples.sequences = batch;
   samples.more_vocabulary = kLargeVocabulary - kVocabulary;
-  return FitOverhead(samples);
+  if (gpu == nullptr) return FitOverhead(samples);
+  DT_RETURN_IF_ERROR(LeaveOutCalls(*gpu, samples));
+  plan::StepOverhead overhead = FitOverhead(samples);
+  DT_ASSIGN_OR_RETURN(overhead.value_s, MeasureGpuValue(*gpu, threads, profile, overhead.layer_s));
+  return overhead;
 }
 
 }  // namespace dovetail::engine

@@ -5,8 +5,8 @@
 
 namespace dovetail::engine {
 
-// What steps take beyond products and attention, from small models without weights in an EmbeddedCluster on `device`, a
-// CPU. `profile` has the products and the attention that are subtracted. `threads` are those of the device. Blocks for
+// What steps take beyond products and attention, from small models without weights in an EmbeddedCluster on `device`.
+// `profile` has the products and the attention that are subtracted. `threads` are those of the device. Blocks for
 // about ten seconds; writes a config.json to the folder for temporary files.
 // Errors: those of EmbeddedCluster; kResourceExhausted without a temporary folder.
 // Threads: one measurement of a device at a time.
