@@ -143,8 +143,8 @@ absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch, StepResult& failur
 
 bool ComputeWorkerCore::CameBefore(const StepPlan& plan) const {
   if (plan.micro_batch.value() >= micro_batches_.size()) return false;
-  const StepId last = micro_batches_[plan.micro_batch.value()].plan.step;
-  return last != StepId() && plan.step <= last;
+  const StepId newest = micro_batches_[plan.micro_batch.value()].newest;
+  return newest != StepId() && plan.step <= newest;
 }
 
 void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
@@ -153,6 +153,7 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
     ++counters_.dropped_frames;
     return;
   }
+  if (id.value() < micro_batches_.size()) micro_batches_[id.value()].newest = event.plan.step;
   if (!proto::FollowsAnother(event.plan)) return Begin(std::move(event.plan), std::nullopt, actions);
   if (waiting_.has_value()) {
     StepResult failure{event.plan.step, id, StepStatus::kWorkerFailed, {}, {}, {}, {}};

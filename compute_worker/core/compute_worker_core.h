@@ -450,6 +450,7 @@ class ComputeWorkerCore {
     bool aborted = false;  // a worker refused: finish as soon as the dense piece at hand is done
     bool dense_in_flight = false;
     bool drawing = false;  // SampleBegun
+    StepId newest;         // of its plans that came, whether they run, wait or were refused
     std::optional<MicroBatchId> drawn_by;
     std::optional<proto::StepResult> last;  // of the step that finished last: what it drew, or why it failed
     proto::StepPlan plan;

@@ -368,6 +368,21 @@ TEST_F(DrawnBeforeTest, ATokenThatNobodyDrawsIsRefused) {
   EXPECT_TRUE(core_.running(MicroBatchId(0)));
 }
 
+TEST_F(DrawnBeforeTest, APlanThatComesAgainWhileItsStepWaitsIsDropped) {
+  RunToSample();
+  PlanFollower();
+  EXPECT_THAT(PlanFollower(), IsEmpty());
+  EXPECT_EQ(Dropped(), 1u);
+  EXPECT_THAT(SampledToken(42), ElementsAre("finish", "begin 10 of 1 sequences", "prepare", "dense 0"));
+}
+
+TEST_F(DrawnBeforeTest, APlanThatComesAgainWhenItsStepWasRefusedIsDropped) {
+  RunToSample();
+  Feed(StepFailed{MicroBatchId(0), absl::InternalError("a kernel refused")});
+  EXPECT_THAT(PlanFollower(), ElementsAre("failed: a kernel refused"));
+  EXPECT_THAT(PlanFollower(), IsEmpty());
+}
+
 TEST_F(DrawnBeforeTest, OneStepWaitsAtATime) {
   RunToSample();
   PlanFollower();
