@@ -418,15 +418,19 @@ void ComputeWorkerCore::DropBefore(MicroBatchId id, StepId step) {
 }
 
 void ComputeWorkerCore::On(StepWithdrawn event, std::vector<Action>& actions) {
+  StepResult withdrawn{.step = event.step,
+                       .micro_batch = event.micro_batch,
+                       .status = StepStatus::kWorkerFailed,
+                       .error = "the scheduler has withdrawn the step"};
+  if (waiting_.has_value() && waiting_->step == event.step) {
+    waiting_.reset();
+    actions.push_back(FinishStep{event.micro_batch, std::move(withdrawn)});
+    return;
+  }
   MicroBatch* const batch = Running(event.micro_batch, event.step);
   if (batch == nullptr) DropBefore(event.micro_batch, event.step);
   if (batch == nullptr || batch->aborted) return;  // it has ended, or is about to
-  Abort(*batch,
-        {.step = event.step,
-         .micro_batch = event.micro_batch,
-         .status = StepStatus::kWorkerFailed,
-         .error = "the scheduler has withdrawn the step"},
-        actions);
+  Abort(*batch, std::move(withdrawn), actions);
 }
 
 void ComputeWorkerCore::On(AttentionWorkerLost event, std::vector<Action>& actions) {

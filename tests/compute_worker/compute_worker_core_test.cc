@@ -383,6 +383,16 @@ TEST_F(DrawnBeforeTest, APlanThatComesAgainWhenItsStepWasRefusedIsDropped) {
   EXPECT_THAT(PlanFollower(), IsEmpty());
 }
 
+TEST_F(DrawnBeforeTest, AStepThatIsWithdrawnWhileItWaitsEndsAtOnceAndNeverBegins) {
+  RunToSample();
+  PlanFollower();
+  EXPECT_THAT(Feed(StepWithdrawn{StepId(2), MicroBatchId(1)}),
+              ElementsAre("failed: the scheduler has withdrawn the step"));
+  EXPECT_EQ(finished_.step, StepId(2));
+  EXPECT_THAT(SampledToken(42), ElementsAre("finish"));
+  EXPECT_TRUE(core_.idle());
+}
+
 TEST_F(DrawnBeforeTest, OneStepWaitsAtATime) {
   RunToSample();
   PlanFollower();
