@@ -192,6 +192,10 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
     inbox_.End(id, batch.plan.step);
     failure.error = std::string(status.message());
     ++counters_.refused_plans;
+    if (!waiting_.has_value()) {  // what follows fails as it did
+      last_begun_ = id;
+      batch.last = failure;
+    }
     actions.push_back(FinishStep{id, std::move(failure)});
     return;
   }

@@ -351,6 +351,17 @@ TEST_F(DrawnBeforeTest, AStepFailsWithTheOneBefore) {
   EXPECT_TRUE(core_.idle());
 }
 
+TEST_F(DrawnBeforeTest, AStepFailsAsTheOneBeforeThatWasRefused) {
+  RunToSample();
+  Feed(StepFailed{MicroBatchId(0), absl::ResourceExhaustedError("of an earlier step")});
+  Plan(2, {Entry(2, On(5))}, 1);
+  proto::StepEntry drawn = Drawn(1);
+  drawn.sequence = SequenceId(2);
+  EXPECT_THAT(Plan(3, {drawn}, 2), ElementsAre(HasSubstr("attention worker 5 of epoch 1 is not connected")));
+  EXPECT_EQ(finished_.status, proto::StepStatus::kWorkerUnreachable);
+  EXPECT_EQ(finished_.failed_worker, WorkerId(5));
+}
+
 TEST_F(DrawnBeforeTest, AStepUnderWayFailsWithTheOneBefore) {
   RunToSample();
   Feed(SampleBegun{MicroBatchId(0)});
