@@ -204,6 +204,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   batch.dense_in_flight = false;
   batch.drawing = false;
   batch.drawn_by = drawn_by;
+  batch.drawn_in = drawn_by.has_value() ? PlanOf(*drawn_by).step : StepId();
   last_begun_ = id;
   batch.stage = 0;
   batch.awaiting = 0;

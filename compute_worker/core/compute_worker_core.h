@@ -452,6 +452,7 @@ class ComputeWorkerCore {
     bool drawing = false;  // SampleBegun
     StepId newest;         // of its plans that came, whether they run, wait or were refused
     std::optional<MicroBatchId> drawn_by;
+    StepId drawn_in;                        // that one's step: another may run there by now
     std::optional<proto::StepResult> last;  // of the step that finished last: what it drew, or why it failed
     proto::StepPlan plan;
     std::vector<WorkerPart> parts;

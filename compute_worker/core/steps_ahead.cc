@@ -71,7 +71,7 @@ void ComputeWorkerCore::BeginWaiting(std::vector<Action>& actions) {
 void ComputeWorkerCore::FailFollower(MicroBatchId of, std::vector<Action>& actions) {
   const StepResult& why = *micro_batches_[of.value()].last;
   for (MicroBatch& batch : micro_batches_) {
-    if (!batch.running || batch.aborted || batch.drawn_by != of) continue;
+    if (!batch.running || batch.aborted || batch.drawn_by != of || batch.drawn_in != PlanOf(of).step) continue;
     Abort(batch,
           {.step = batch.plan.step,
            .micro_batch = batch.plan.micro_batch,

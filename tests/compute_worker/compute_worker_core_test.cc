@@ -13,6 +13,7 @@
 namespace dovetail::compute::testing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -321,6 +322,20 @@ class DrawnBeforeTest : public ComputeWorkerCoreTest {
     proto::EntryResult drawn{.sequence = SequenceId(1), .position = 1, .token = token};
     return Feed(SampleDone{MicroBatchId(0), {.step = StepId(1), .entries = {drawn}}});
   }
+  // Step 1 has drawn its token and step 2, in micro-batch 1, draws; step 3, which follows it, runs in micro-batch 0.
+  void RunThirdAhead() {
+    RunToSample();
+    Feed(SampleBegun{MicroBatchId(0)});
+    proto::StepEntry second = Drawn(1), third = Drawn(2);
+    second.sample = true;
+    Plan(2, {second}, 1);
+    ASSERT_THAT(SampledToken(42), ElementsAre("finish"));
+    Done(1), Done(1), Done(1), Partial(2, 0, 0, 1), Done(1), Done(1), Done(1), Partial(2, 1, 0, 1);
+    ASSERT_THAT(Done(1), ElementsAre("sample"));
+    Feed(SampleBegun{MicroBatchId(1)});
+    ASSERT_THAT(Plan(3, {third}, 0), ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
+    Done(), Done(), Done();
+  }
 };
 
 TEST_F(DrawnBeforeTest, AStepWaitsUntilTheOneBeforeDrawsOnTheDevice) {
@@ -369,6 +384,12 @@ TEST_F(DrawnBeforeTest, AStepUnderWayFailsWithTheOneBefore) {
   EXPECT_THAT(Feed(StepFailed{MicroBatchId(0), absl::InternalError("the device is lost")}),
               ElementsAre("failed: the device is lost"));
   EXPECT_THAT(Done(1), ElementsAre("failed: the device is lost")) << "once its dense piece is done";
+}
+
+TEST_F(DrawnBeforeTest, AStepIsNotEndedByALaterOneWhereTheOneBeforeItRan) {
+  RunThirdAhead();
+  Refuse(3, 0, /*out_of_memory=*/true);
+  EXPECT_THAT(Sampled(2, 1), Contains("finish")) << "nothing has happened to step 2";
 }
 
 TEST_F(DrawnBeforeTest, ATokenThatNobodyDrawsIsRefused) {
