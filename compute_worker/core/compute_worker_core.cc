@@ -209,6 +209,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   batch.stage = 0;
   batch.awaiting = 0;
   batch.done.reset();
+  batch.behind.reset();
   batch.ring = {};
   batch.heads = {};
   batch.pass_q = {};
@@ -511,7 +512,7 @@ void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector
     kept.position = entry.position;
     kept.token = entry.status == StepStatus::kOk ? entry.token : -1;
   }
-  actions.push_back(FinishStep{id, std::move(result)});
+  EndInOrder(batch, std::move(result), actions);
   if (batch.last->status != StepStatus::kOk) FailFollower(id, actions);
   if (id == last_begun_) BeginWaiting(actions);
 }

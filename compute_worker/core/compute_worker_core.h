@@ -269,7 +269,7 @@ struct PlaceRankOutputs {  // what another rank gave for the step's tokens goes 
 struct Sample {  // final norm, head, choice of tokens; ends with SampleDone
   MicroBatchId micro_batch;
 };
-struct FinishStep {
+struct FinishStep {  // of a step that takes another's draws, not before that one's
   MicroBatchId micro_batch;
   proto::StepResult result;
 };
@@ -452,8 +452,9 @@ class ComputeWorkerCore {
     bool drawing = false;  // SampleBegun
     StepId newest;         // of its plans that came, whether they run, wait or were refused
     std::optional<MicroBatchId> drawn_by;
-    StepId drawn_in;                        // that one's step: another may run there by now
-    std::optional<proto::StepResult> last;  // of the step that finished last: what it drew, or why it failed
+    StepId drawn_in;                          // that one's step: another may run there by now
+    std::optional<proto::StepResult> behind;  // of the step that takes its draws, which has failed before it ends
+    std::optional<proto::StepResult> last;    // of the step that finished last: what it drew, or why it failed
     proto::StepPlan plan;
     std::vector<WorkerPart> parts;
     std::vector<PromptEntry> prompts;
@@ -578,6 +579,7 @@ class ComputeWorkerCore {
   void SendHeldKeyValues(MicroBatchId id, std::vector<Action>& actions);
   void Advance(MicroBatchId id, std::vector<Action>& actions);
   int ExpectPartials(MicroBatch& batch, int op);
+  void EndInOrder(MicroBatch& batch, proto::StepResult result, std::vector<Action>& actions);
   void FailFollower(MicroBatchId of, std::vector<Action>& actions);
   void Finish(MicroBatch& batch, proto::StepResult result, std::vector<Action>& actions);
   MicroBatch* Running(MicroBatchId id, StepId step);

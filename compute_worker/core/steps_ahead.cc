@@ -67,6 +67,20 @@ void ComputeWorkerCore::BeginWaiting(std::vector<Action>& actions) {
   actions.push_back(FinishStep{id, std::move(failure)});
 }
 
+// Results are in the order of draws: a step that fails while the one before draws for it is answered for behind that.
+void ComputeWorkerCore::EndInOrder(MicroBatch& batch, StepResult result, std::vector<Action>& actions) {
+  if (batch.drawn_by.has_value()) {
+    MicroBatch& before = micro_batches_[batch.drawn_by->value()];
+    if (before.running && before.plan.step == batch.drawn_in) {
+      before.behind = std::move(result);
+      return;
+    }
+  }
+  actions.push_back(FinishStep{batch.plan.micro_batch, std::move(result)});
+  auto behind = std::exchange(batch.behind, std::nullopt);
+  if (behind.has_value()) actions.push_back(FinishStep{behind->micro_batch, *std::move(behind)});
+}
+
 // Its tokens were never drawn.
 void ComputeWorkerCore::FailFollower(MicroBatchId of, std::vector<Action>& actions) {
   const StepResult& why = *micro_batches_[of.value()].last;

@@ -392,6 +392,15 @@ TEST_F(DrawnBeforeTest, AStepIsNotEndedByALaterOneWhereTheOneBeforeItRan) {
   EXPECT_THAT(Sampled(2, 1), Contains("finish")) << "nothing has happened to step 2";
 }
 
+TEST_F(DrawnBeforeTest, AStepThatFailsBeforeTheOneWhoseDrawsItTakesIsAnsweredForBehindIt) {
+  RunThirdAhead();
+  EXPECT_THAT(Refuse(3, 0, /*out_of_memory=*/true), IsEmpty()) << "step 2 still draws";
+  EXPECT_FALSE(core_.running(MicroBatchId(0)));
+  EXPECT_THAT(Sampled(2, 1), ElementsAre("finish", "failed: attention worker 0: full"));
+  EXPECT_EQ(finished_.step, StepId(3));
+  EXPECT_EQ(finished_.status, proto::StepStatus::kOutOfMemory);
+}
+
 TEST_F(DrawnBeforeTest, ATokenThatNobodyDrawsIsRefused) {
   RunToSample();
   EXPECT_THAT(Feed(SampleBegun{MicroBatchId(0)}), IsEmpty());
