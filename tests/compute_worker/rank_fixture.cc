@@ -14,6 +14,8 @@ namespace {
 
 constexpr Epoch kEpoch{1};
 
+}  // namespace
+
 StepProgram ProgramFor(const proto::AttentionTable& table) {
   StepProgram program;
   for (int op = 0; op < table.op_count(); ++op) {
@@ -29,8 +31,6 @@ StepProgram ProgramFor(const proto::AttentionTable& table) {
   program.push_back({StageKind::kDense, 2 * table.op_count()});
   return program;
 }
-
-}  // namespace
 
 proto::AttentionTable HybridTable(int ops, int linear_op, int windowed_op, int window) {
   proto::LinearSpec state;

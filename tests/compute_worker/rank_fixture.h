@@ -81,6 +81,9 @@ class FakeRank {
   std::vector<int> handed_over_;
 };
 
+// A program with two dense pieces before each op and one behind the last.
+StepProgram ProgramFor(const proto::AttentionTable& table);
+
 // `ops` softmax ops, but one that is linear and one with a window of `window` tokens.
 proto::AttentionTable HybridTable(int ops, int linear_op, int windowed_op, int window);
 
