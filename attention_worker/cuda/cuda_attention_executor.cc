@@ -22,7 +22,6 @@ using kernels::cuda::WireType;
 
 namespace {
 
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 constexpr int64_t kRowsBeyond = 8;
 
 absl::Status CheckTable(const proto::AttentionTable& table) {
@@ -174,7 +173,7 @@ absl::Status CudaAttentionExecutor::GrowBuffers(MicroBatch& batch, MicroBatchId 
   // What reads the answers as rows of a matrix may take a few more of them.
   int64_t row = 0;
   for (const proto::SoftmaxSpec& spec : core_.table().views)
-    row = std::max(row, int64_t{spec.query_heads} * spec.value_dim * kElement);
+    row = std::max(row, int64_t{spec.query_heads} * spec.value_dim * kWireElement);
   DT_RETURN_IF_ERROR(Grow(batch.partial, partial + kRowsBeyond * row));
   if (OnDevice(batch)) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Grow(batch.query, query));
@@ -268,7 +267,7 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
     item.first_position = shard.ctx_len + shard.rows.q_first;
     item.token_begin = shard.tokens.begin;
     item.token_end = std::max<int64_t>(shard.attended_end(), shard.tokens.begin);
-    item.q_offset = shard.query_offset / kElement;
+    item.q_offset = shard.query_offset / kWireElement;
     item.q_row_step = int64_t{shard.query_heads} * spec.key_dim;
     item.blocks = blocks[i];
     if (sinks != nullptr && shard.finished()) item.sinks = sinks + int64_t{shard.kv_heads.begin} * spec.group_size();
@@ -276,7 +275,7 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
     item.first_segment = static_cast<int32_t>(shard.tokens.begin / kSegmentTokens);
     if (shard.finished()) {
       step.finishes = true;
-      item.o_offset = shard.partial_offset / kElement;
+      item.o_offset = shard.partial_offset / kWireElement;
       item.o_row_step = int64_t{shard.query_heads} * spec.value_dim;
       continue;
     }
@@ -303,8 +302,8 @@ void CudaAttentionExecutor::PlaceBetweenGpus(const proto::StepLayout& layout, co
   for (size_t i = 0; i < layout.items.size(); ++i) {
     if (layout.items[i].rows.q_count == 0) continue;
     const exchange::DividedPayloads::Item& at = payloads.items[i];
-    item->q_offset = at.query_at / kElement;
-    item->o_offset = at.o_at / kElement;
+    item->q_offset = at.query_at / kWireElement;
+    item->o_offset = at.o_at / kWireElement;
     if (item->partial) {
       const int64_t row_bytes = int64_t{layout.items[i].query_heads} * spec.value_dim * int64_t{sizeof(float)};
       item->node_a_row = true;
@@ -488,8 +487,8 @@ absl::Status CudaAttentionExecutor::GatherRows(int op, int heads, const ShardSta
   HeadRows out;
   out.layout = LayoutOf(spec);
   out.bf16 = spec.kv == DType::kBF16;
-  out.k_step = heads * spec.key_dim * kElement;
-  out.v_step = heads * spec.value_dim * kElement;
+  out.k_step = heads * spec.key_dim * kWireElement;
+  out.v_step = heads * spec.value_dim * kWireElement;
   // All of them are on their way before the first is waited for.
   const Position first_segment = tokens.begin / kSegmentTokens;
   const Position end_segment = (tokens.end + kSegmentTokens - 1) / kSegmentTokens;
@@ -509,8 +508,8 @@ absl::Status CudaAttentionExecutor::GatherRows(int op, int heads, const ShardSta
     out.token = static_cast<int>(at % kSegmentTokens);
     out.rows = static_cast<int>(std::min<Position>(kSegmentTokens - out.token, tokens.end - at));
     for (int head = 0; head < heads; ++head, from += block_bytes_) {
-      out.k = k + (at - tokens.begin) * out.k_step + head * spec.key_dim * kElement;
-      out.v = v + (at - tokens.begin) * out.v_step + head * spec.value_dim * kElement;
+      out.k = k + (at - tokens.begin) * out.k_step + head * spec.key_dim * kWireElement;
+      out.v = v + (at - tokens.begin) * out.v_step + head * spec.value_dim * kWireElement;
       GatherBlock(from, out);
     }
   }

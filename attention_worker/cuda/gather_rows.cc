@@ -1,7 +1,6 @@
 #include "attention_worker/cuda/gather_rows.h"
 
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 
 #include "base/dtype.h"
@@ -12,8 +11,7 @@ namespace {
 using kernels::cuda::CudaKvLayout;
 using kernels::cuda::KvType;
 
-constexpr int kElement = 2;                            // bytes of the wire types of a GPU
-constexpr int kRun = CudaKvLayout::kChunk / kElement;  // elements of 16 bits that lie together
+constexpr int kRun = CudaKvLayout::kChunk / static_cast<int>(kWireElement);  // elements of 16 bits that lie together
 
 // E4M3 as 16 bits of the wire's type, exactly.
 uint16_t Widened(uint8_t x, bool bf16) {
@@ -27,7 +25,7 @@ uint16_t Widened(uint8_t x, bool bf16) {
 
 void CopyWidened(const std::byte* from, bool bf16, std::byte* to) {
   const uint16_t wide = Widened(static_cast<uint8_t>(*from), bf16);
-  std::memcpy(to, &wide, kElement);
+  std::memcpy(to, &wide, kWireElement);
 }
 
 }  // namespace
@@ -40,15 +38,15 @@ void GatherBlock(const std::byte* block, const HeadRows& out) {
     std::byte* v = out.v + row * out.v_step;
     if (layout.type == KvType::kE4M3) {
       for (int i = 0; i < layout.key_dim; ++i)
-        CopyWidened(block + layout.key_offset(token, i), out.bf16, k + i * kElement);
+        CopyWidened(block + layout.key_offset(token, i), out.bf16, k + i * kWireElement);
       for (int i = 0; i < layout.value_dim; ++i)
-        CopyWidened(block + layout.value_offset(token, i), out.bf16, v + i * kElement);
+        CopyWidened(block + layout.value_offset(token, i), out.bf16, v + i * kWireElement);
       continue;
     }
     for (int i = 0; i < layout.key_dim; i += kRun)
-      std::memcpy(k + i * kElement, block + layout.key_offset(token, i), CudaKvLayout::kChunk);
+      std::memcpy(k + i * kWireElement, block + layout.key_offset(token, i), CudaKvLayout::kChunk);
     for (int i = 0; i < layout.value_dim; i += kRun)
-      std::memcpy(v + i * kElement, block + layout.value_offset(token, i), CudaKvLayout::kChunk);
+      std::memcpy(v + i * kWireElement, block + layout.value_offset(token, i), CudaKvLayout::kChunk);
   }
 }
 

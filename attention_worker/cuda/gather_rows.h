@@ -1,9 +1,12 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/cuda/attention/kv_layout.h"
 
 namespace dovetail::attention {
+
+inline constexpr int64_t kWireElement = 2;  // bytes of the wire types of a GPU
 
 // Rows of one head on their way out of a KvBlock of a GPU, in the wire's type. Host memory.
 struct HeadRows {

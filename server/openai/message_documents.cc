@@ -6,15 +6,6 @@
 namespace dovetail::server {
 namespace {
 
-// Nothing where the field is null, or is not there.
-absl::StatusOr<std::string> LineOf(const FieldReader& block, const char* name) {
-  const Json* value = block.Find(name);
-  if (value == nullptr || value->is_null()) return "";
-  if (!value->is_string()) return BadField(block.Path(name), "must be a string, not ", Describe(*value));
-  const std::string& line = value->get_ref<const std::string&>();
-  return line.empty() ? "" : absl::StrCat(line, "\n");
-}
-
 absl::Status RefuseCitations(const FieldReader& block) {
   const Json* value = block.Find("citations");
   if (value == nullptr || value->is_null()) return absl::OkStatus();
@@ -23,6 +14,15 @@ absl::Status RefuseCitations(const FieldReader& block) {
   DT_ASSIGN_OR_RETURN(const bool enabled, citations.Bool("enabled", false));
   if (enabled) return BadField(citations.Path("enabled"), "answers cite nothing here; give false, or leave it out");
   return absl::OkStatus();
+}
+
+// Nothing where the field is null, or is not there.
+absl::StatusOr<std::string> LineOf(const FieldReader& block, const char* name) {
+  const Json* value = block.Find(name);
+  if (value == nullptr || value->is_null()) return "";
+  if (!value->is_string()) return BadField(block.Path(name), "must be a string, not ", Describe(*value));
+  const std::string& line = value->get_ref<const std::string&>();
+  return line.empty() ? "" : absl::StrCat(line, "\n");
 }
 
 absl::StatusOr<std::string> PlainText(const FieldReader& source) {
