@@ -42,10 +42,10 @@ class PromptScratch {
     uint64_t used = 0;  // when, to choose which goes first
     std::vector<Segment> segments;
 
-    // Whether tokens before `end` have blocks, for all ops.
-    bool HasRoomTo(Position end) const {
+    // Whether tokens before `to` have blocks, for all ops.
+    bool HasRoomTo(Position to) const {
       return !segments.empty() && !segments.back().of_one_op &&
-             begin + static_cast<Position>(segments.size()) * kSegmentTokens >= end;
+             begin + static_cast<Position>(segments.size()) * kSegmentTokens >= to;
     }
   };
 
