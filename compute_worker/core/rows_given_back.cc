@@ -9,7 +9,6 @@
 
 namespace dovetail::compute {
 
-using proto::StepEntry;
 using proto::StepPlan;
 using proto::StepStatus;
 

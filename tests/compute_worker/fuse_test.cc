@@ -14,7 +14,6 @@ using testing::kHidden;
 using testing::kIntermediate;
 using testing::NamesOf;
 using testing::SmallModel;
-using testing::The;
 using testing::WordsOf;
 
 constexpr Place kX = {.tensor = Tensor::kX}, kH = {.tensor = Tensor::kH}, kAside = {.tensor = Tensor::kAside};

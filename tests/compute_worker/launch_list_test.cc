@@ -15,7 +15,6 @@ namespace dovetail::compute {
 namespace {
 
 using testing::DenseLayer;
-using testing::WordsOf;
 
 std::vector<uint64_t> KeyOf(const LaunchRecord& record) {
   std::vector<uint64_t> key;

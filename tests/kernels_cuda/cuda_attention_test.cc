@@ -3,7 +3,6 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-using testing::As;
 using testing::Case;
 using testing::SequenceSpec;
 

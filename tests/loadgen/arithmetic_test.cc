@@ -18,7 +18,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 RequestRecord Record(double start, double ttft, std::vector<double> itl, int64_t output_len, int64_t input_len = 10) {
   RequestRecord record;

@@ -19,7 +19,6 @@ using test::TextChunk;
 using test::UsageChunk;
 using test::Visit;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 

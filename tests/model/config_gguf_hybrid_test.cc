@@ -17,7 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 using dovetail::test::ProjectData;
 using test::HybridGguf;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenBytes(const std::string& bytes) {

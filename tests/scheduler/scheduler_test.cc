@@ -14,7 +14,6 @@ namespace dovetail::scheduler {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 TEST(ContinuousBatching, ARequestGetsTheTokensOfTheModel) {
   FakeCluster cluster(SmallCluster());

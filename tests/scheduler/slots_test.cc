@@ -12,8 +12,6 @@
 namespace dovetail::scheduler {
 namespace {
 
-using ::testing::ElementsAre;
-
 class SlotsTest : public ::testing::Test {
  protected:
   SlotsTest() { parts_.AddAttentionWorker(0, 100); }

@@ -23,9 +23,7 @@ namespace dovetail::server::test {
 namespace {
 
 namespace pb = vllm::grpc::engine;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class CachingEngine final : public FakeEngine {
  public:

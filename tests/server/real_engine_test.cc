@@ -15,8 +15,6 @@
 namespace dovetail::server::test {
 namespace {
 
-using ::testing::HasSubstr;
-
 constexpr char kModel[] = "models/stories260K/stories260K-f32.gguf";
 constexpr int kEos = 2;
 

@@ -83,6 +83,7 @@ FOREIGN = re.compile(r'\.(md|json|proto|yaml|yml|svg|html|css|js)$')  # no line 
 
 # A header of the product that declares one of these says which threads may call it (docs/ARCHITECTURE.md).
 DECLARES = re.compile(r'^(class|struct) \w[^;]*$|^(?!#|//|using|namespace|static_assert)[A-Za-z].*\w\(')
+USING = re.compile(r'^using (?!namespace)[\w:]*::(\w+);')
 THREADS = re.compile(r'^\s*//\s*Threads:\s+\S')
 
 UNFINISHED = re.compile(r'\b(TODO|FIXME|XXX|HACK)\b')
@@ -175,6 +176,16 @@ def check_source(path, lines):
             yield declared, 'no line "// Threads:" says which threads may call this (docs/ARCHITECTURE.md has the words)'
 
 
+def check_usings(lines):
+    """Yields using-declarations of a source whose name it does not use."""
+    code = [line.split('//')[0] for line in lines]
+    names = re.findall(r'\w+', '\n'.join(code))
+    for number, line in enumerate(code, 1):
+        found = USING.match(line)
+        if found and names.count(found[1]) == 1:
+            yield number, f'nothing here uses {found[1]}'
+
+
 def check_text(path, lines, long_allowed):
     if not FOREIGN.search(path):
         if len(lines) > MAX_LINES:
@@ -230,6 +241,8 @@ def findings(root):
         problems = list(check_text(path, lines, allowed.get(path, 0)))
         if SOURCE.search(path):
             problems += check_source(path, lines)
+            if not path.endswith(('.h', '.cuh')):
+                problems += check_usings(lines)
             if path.split('/')[0] not in ('tests', 'bench'):
                 problems += check_functions(path, lines)
         for number, problem in problems:

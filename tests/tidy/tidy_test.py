@@ -96,6 +96,12 @@ class TidyTest(unittest.TestCase):
     def test_headers_begin_with_pragma_once(self):
         self.assert_found('base/ids.h', '#include <vector>\n#pragma once\n', '#pragma once')
 
+    def test_usings_that_nothing_uses(self):
+        self.assert_found('kernels/a.cc', 'using base::Status;\nusing base::Clock;  // Clock\nStatus Run();\n', 'Clock')
+        self.write('kernels/a.cc', 'using base::Status;\nusing namespace base;\nStatus Run();\n')
+        self.write('kernels/a.h', HEADER + 'using base::Status;\n')
+        self.assertEqual(self.found(), [])
+
     def test_files_and_lines_are_not_too_long(self):
         self.assert_found('base/long.cc', 'int x;\n' * 601, '601 lines')
         self.write('base/long.cc', 'int x;\n' * 600)
