@@ -160,7 +160,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* memory) {
 // A real GPU's are not for the process that they come from; here they are, so that one process has all ranks of a test.
 cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t of_cuda, unsigned) {
   Handle handle;
-  std::memcpy(&handle, &of_cuda, sizeof(handle));
+  std::memcpy(static_cast<void*>(&handle), &of_cuda, sizeof(handle));
   const std::lock_guard lock(mutex);
   if (handle.process == getpid()) {
     *memory = handle.memory;
