@@ -215,15 +215,15 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(Mi
     record.partials_there = step.partials_there;
     record.ml_there = step.ml_there;
   }
-  DT_RETURN_IF_ERROR(
-      batch.work->Add(*batch.stream, record, [](CudaStream& stream, const AttendRecord& r) -> absl::Status {
-        const LayerGroup of(r.group);
-        const auto number = static_cast<uint32_t>(r.op);
-        if (r.waits_apart != 0) DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {r.end, number}));
-        DT_RETURN_IF_ERROR(r.executor->Append(*r.batch, of, r.op_index, r.key_value, &r.end, r.op));
-        DT_RETURN_IF_ERROR(r.executor->Attend(*r.batch, of, r.op_index, r.query, r.answer));
-        return kernels::cuda::ExchangeSignal(stream, {r.end, number});
-      }));
+  const auto run = [](CudaStream& stream, const AttendRecord& r) -> absl::Status {
+    const LayerGroup of(r.group);
+    const auto number = static_cast<uint32_t>(r.op);
+    if (r.waits_apart != 0) DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {r.end, number}));
+    DT_RETURN_IF_ERROR(r.executor->Append(*r.batch, of, r.op_index, r.key_value, &r.end, r.op));
+    DT_RETURN_IF_ERROR(r.executor->Attend(*r.batch, of, r.op_index, r.query, r.answer));
+    return kernels::cuda::ExchangeSignal(stream, {r.end, number});
+  };
+  DT_RETURN_IF_ERROR(batch.work->Add(*batch.stream, record, run));
   return transport::LentBytes();  // no frame takes it
 }
 
@@ -240,11 +240,12 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::RunSta
   std::vector<uint64_t> what = CudaStateExecutor::WordsOf(launch);
   const auto number = static_cast<uint32_t>(op);
   for (const uint64_t word : {kernels::cuda::StepWork::Word(end.peer), uint64_t{number}}) what.push_back(word);
-  DT_RETURN_IF_ERROR(batch.work->Add(*batch.stream, what, [launch, end, number](CudaStream& stream) -> absl::Status {
+  const auto run = [launch, end, number](CudaStream& stream) -> absl::Status {
     DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {end, number}));
     DT_RETURN_IF_ERROR(kernels::cuda::AppendStates(stream, launch));
     return kernels::cuda::ExchangeSignal(stream, {end, number});
-  }));
+  };
+  DT_RETURN_IF_ERROR(batch.work->Add(*batch.stream, what, run));
   return transport::LentBytes();  // no frame takes it
 }
 

@@ -78,9 +78,9 @@ struct SwitchStates::OpView {
 
 // One rank's tokens at one op.
 struct SwitchStates::TokenRun {
-  TokenRun(const proto::StepPlan& plan, int rank, const HeadRange& own)
-      : rank(rank),
-        tokens(proto::TokensOfRank(plan, rank)),
+  TokenRun(const proto::StepPlan& plan, int of_rank, const HeadRange& own)
+      : rank(of_rank),
+        tokens(proto::TokensOfRank(plan, of_rank)),
         heads(own),
         first_block(linear_attention::FirstBlock(tokens.begin)),
         blocks(linear_attention::BlocksTo(tokens.begin, tokens.end)),

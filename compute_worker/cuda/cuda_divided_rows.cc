@@ -65,12 +65,12 @@ void CudaDividedRows::AddTo(kernels::cuda::UploadLayout& layout) {
 
 ExchangeCopy CudaDividedRows::CopyOf(const DividedRows::Copy& copy, const proto::SoftmaxSpec& spec,
                                      const CudaBatch& batch) const {
-  using Tensor = DividedRows::Tensor;
+  using Of = DividedRows::Tensor;
   const GpuExchange& peer = *peers_[static_cast<size_t>(copy.part)];
   ExchangeCopy out;
   out.rows = static_cast<int32_t>(copy.rows);
   out.row_bytes = static_cast<int32_t>(copy.row_bytes);
-  if (copy.tensor == Tensor::kOutput) {
+  if (copy.tensor == Of::kOutput) {
     out.from = peer.own_slot(batch.id) + copy.payload_at;
     out.from_step = copy.payload_step;
     out.to = batch.lane->attended->data() + copy.tensor_at;
@@ -78,10 +78,10 @@ ExchangeCopy CudaDividedRows::CopyOf(const DividedRows::Copy& copy, const proto:
     return out;
   }
   const std::byte* tensor = batch.query->data();
-  if (copy.tensor != Tensor::kQuery) tensor = batch.key_value->data();
-  if (copy.tensor == Tensor::kValue) tensor += batch.rows * int64_t{spec.kv_heads} * spec.key_dim * kElement;
-  if (copy.tensor == Tensor::kGates) tensor += CudaHybrid::GatesAt(spec, batch.rows);
-  const size_t payload = copy.tensor == Tensor::kQuery ? 0 : peer.key_value_at();
+  if (copy.tensor != Of::kQuery) tensor = batch.key_value->data();
+  if (copy.tensor == Of::kValue) tensor += batch.rows * int64_t{spec.kv_heads} * spec.key_dim * kElement;
+  if (copy.tensor == Of::kGates) tensor += CudaHybrid::GatesAt(spec, batch.rows);
+  const size_t payload = copy.tensor == Of::kQuery ? 0 : peer.key_value_at();
   out.from = tensor + copy.tensor_at;
   out.from_step = copy.tensor_step;
   out.to = peer.peer_slot(batch.id) + payload + copy.payload_at;

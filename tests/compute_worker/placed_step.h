@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -15,7 +16,7 @@ class PlacedStepTest : public ::testing::Test {
   static constexpr Epoch kEpoch{1};
   static constexpr MicroBatchId kFirst{0};
 
-  explicit PlacedStepTest(const proto::AttentionTable& table = TwoGroups(), int prompt_blocks = 64)
+  explicit PlacedStepTest(const proto::AttentionTable& table = TwoGroups(), uint32_t prompt_blocks = 64)
       : core_(table, {{StageKind::kDense, 0}},
               {.max_step_tokens = 64, .vocab_size = 100, .prompt_tokens = 16, .prompt_blocks = prompt_blocks}) {
     for (uint32_t worker = 0; worker < 3; ++worker)
