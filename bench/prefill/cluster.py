@@ -11,12 +11,13 @@ class Cluster:
     """`words`: `up` or `serve` of the binary `dovetail`, with its flags; listens on a free port."""
 
     def __init__(self, dovetail, *words, log=subprocess.DEVNULL):
+        self.dovetail = dovetail
         command = [dovetail, *words, "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         ready = "ready: " if words[0] == "up" else "listening on "
         for line in self.process.stdout:
-            if found := re.search(ready + r"http://[\d.]+:(\d+)", line):
-                self.url = f"http://127.0.0.1:{found.group(1)}"
+            if found := re.search(ready + r"http://[\d.]+:(\d+)(?:  \(scheduler (\S+);)?", line):
+                self.url, self.scheduler = f"http://127.0.0.1:{found.group(1)}", found.group(2)
                 break
         else:
             raise RuntimeError(f"{' '.join(words)} did not start")
@@ -43,6 +44,17 @@ class Cluster:
         text = urllib.request.urlopen(self.url + "/metrics").read().decode()
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
                    if line.startswith("dovetail:" + name) and label in line)
+
+    def wait_for_worker(self, name, limit=120):
+        """Of `up`: until it serves."""
+        end = time.monotonic() + limit
+        while True:
+            status = subprocess.run([self.dovetail, "status", "--scheduler", self.scheduler], capture_output=True,
+                                    text=True, check=True).stdout
+            if re.search(rf"^ +\d+ +{name} .* serving ", status, re.MULTILINE):
+                return
+            assert time.monotonic() < end, status
+            time.sleep(0.2)
 
     def groups(self):
         return int(self.metric("prefill_groups_total"))
