@@ -324,7 +324,7 @@ void CoreCluster::Withdraw(StepId step) {
   worker.plans.push_back({StepWithdrawn{step, worker.watches.at(step).plan().micro_batch}});
 }
 
-// It comes again as another one, which knows nothing. Nobody waits for its results.
+// It joins again as another one, without state. No step waits for results of the former one.
 void CoreCluster::LoseComputeWorker() {
   const int lost = Of(0, static_cast<int>(workers_.size()) - 1);
   ComputeWorker& worker = workers_[static_cast<size_t>(lost)];

@@ -112,7 +112,7 @@ void StepWatch::CheckAnswered(int op) {
   for (const WorkerPart& part : parts()) {
     const proto::StepLayout& layout = LayoutOf(part, op);
     const bool awaited = layout.asks() || (layout.with_states && layout.partial_bytes > 0);
-    // Where states cross and nothing was asked, nobody waits for the answer to what they leave.
+    // Where states cross and nothing was asked, no op waits for the answer to what they leave.
     const int may_miss = layout.with_states && layout.partial_bytes == 0 ? 1 : 0;
     EXPECT_TRUE(!awaited || answers_[std::pair(part.node, op)] <= may_miss)
         << "op " << op << " goes on without the answer of worker " << part.worker.value();
@@ -309,7 +309,7 @@ void StepWatch::Ask(const FinishStep& a) {
   if (a.result.status == StepStatus::kOk) CheckEnd();
 }
 
-// Nobody needs anything of a step that has ended well.
+// After a step that has ended well no worker needs anything of it.
 void StepWatch::CheckEnd() {
   EXPECT_TRUE(sampled_);
   for (const auto& [of, missing] : answers_)

@@ -40,6 +40,13 @@ class Up(processes.Up):
                 return
             assert time.monotonic() < end, status
 
+    def divided(self, least, limit=30):
+        """Waits until so many groups are counted: the server hears of them once a second."""
+        end = time.monotonic() + limit
+        while (groups := self.groups()) < least:
+            assert time.monotonic() < end, f"{groups} groups; {least} are expected"
+            time.sleep(0.1)
+
     def groups(self):
         text = urllib.request.urlopen(self.url + "/metrics").read().decode()
         return int(float(re.search(r"^dovetail:prefill_groups_total\S* (\S+)$", text, re.MULTILINE).group(1)))
@@ -60,8 +67,7 @@ class RankProcessesTest(unittest.TestCase):
     def assert_says_what_one_gpu_says(self, up, model):
         for prompt in PROMPTS[model]:
             gpus.assert_parts_at_a_near_tie_only(self, up.complete(prompt), *self.one_gpu[model, prompt])
-        time.sleep(2)  # the server hears of groups once a second
-        self.assertGreaterEqual(up.groups(), len(PROMPTS[model]))
+        up.divided(least=len(PROMPTS[model]))
 
     def test_every_exchange_gives_the_tokens_of_one_gpu(self):
         for how in ("auto", "ring", "switch"):
@@ -81,12 +87,16 @@ class RankProcessesTest(unittest.TestCase):
 
     def test_prompts_go_on_after_a_rank_was_killed(self):
         with Up() as up:
-            ended, texts, failed = threading.Event(), [], []
+            ended, texts, pieces, failed = threading.Event(), [], [], []
 
             def complete():
                 try:
                     while not ended.is_set():
-                        texts.append(up.complete(PROMPTS[gpus.MODEL][0]))
+                        text = []
+                        for piece in processes.stream(up.url, PROMPTS[gpus.MODEL][0], max_tokens=gpus.TOKENS):
+                            text.append(piece)
+                            pieces.append(piece)
+                        texts.append("".join(text))
                 except (AssertionError, OSError) as error:
                     failed.append(error)
 
@@ -96,8 +106,9 @@ class RankProcessesTest(unittest.TestCase):
             try:
                 for i in range(KILLS):
                     up.given(limit=60)
-                    seen, name = len(up.lines), f"compute-{i % 2 + 1}"
-                    time.sleep(0.1 * i)
+                    seen, name, more = len(up.lines), f"compute-{i % 2 + 1}", len(pieces) + 7 * i
+                    while len(pieces) < more and not failed:  # so that streams are at other places each time
+                        time.sleep(0.01)
                     os.kill(up.pid_of(name), signal.SIGKILL)
                     up.wait_for(rf"{name} was killed by signal 9; starting another", after=seen)
             finally:

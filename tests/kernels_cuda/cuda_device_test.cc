@@ -163,51 +163,56 @@ TEST_F(CudaDeviceTest, CopiesBothWaysThroughPinnedMemory) {
   for (size_t i = 0; i < back.size(); ++i) ASSERT_EQ(back[i], static_cast<std::byte>(i * 7));
 }
 
-// The other process is this program again, with the handle in its environment.
-constexpr const char* kHandle = "DOVETAIL_TEST_MEMORY_HANDLE";
-constexpr size_t kSharedBytes = 3000;
-std::byte SharedByte(size_t i) { return static_cast<std::byte>(i * 13 + 5); }
+// The other process runs the same test with the handle in its environment, and reads.
+class SharedMemoryTest : public CudaDeviceTest {
+ protected:
+  static constexpr const char* kHandle = "DOVETAIL_TEST_MEMORY_HANDLE";
+  static constexpr size_t kBytes = 3000;
+  static std::byte Expected(size_t i) { return static_cast<std::byte>(i * 13 + 5); }
 
-TEST_F(CudaDeviceTest, AnotherProcessReadsWhatIsShared) {
-  auto shared = device().AllocateShared(kSharedBytes);
-  ASSERT_TRUE(shared.ok()) << shared.status();
-  EXPECT_EQ((*shared)->size_bytes(), size_t{2} << 20) << "a power of two, and an allocation of the driver's";
-  auto pinned = device().AllocatePinned(kSharedBytes);
-  ASSERT_TRUE(pinned.ok());
-  for (size_t i = 0; i < kSharedBytes; ++i) (*pinned)->data()[i] = SharedByte(i);
-  ASSERT_TRUE(stream().Copy((*shared)->data(), (*pinned)->data(), kSharedBytes).ok());
-  ASSERT_TRUE(stream().SynchronizeStatus().ok());
-  const auto handle = device().Export(**shared);
-  ASSERT_TRUE(handle.ok()) << handle.status();
-  if (std::string_view(device().info().name) != "CPU emulation") {
-    EXPECT_FALSE(device().Open(*handle).ok()) << "a process does not open its own";
+  void Share() {
+    auto shared = device().AllocateShared(kBytes);
+    ASSERT_TRUE(shared.ok()) << shared.status();
+    EXPECT_EQ((*shared)->size_bytes(), size_t{2} << 20) << "a power of two, and an allocation of the driver's";
+    auto pinned = device().AllocatePinned(kBytes);
+    ASSERT_TRUE(pinned.ok());
+    for (size_t i = 0; i < kBytes; ++i) (*pinned)->data()[i] = Expected(i);
+    ASSERT_TRUE(stream().Copy((*shared)->data(), (*pinned)->data(), kBytes).ok());
+    ASSERT_TRUE(stream().SynchronizeStatus().ok());
+    const auto handle = device().Export(**shared);
+    ASSERT_TRUE(handle.ok()) << handle.status();
+    if (std::string_view(device().info().name) != "CPU emulation") {
+      EXPECT_FALSE(device().Open(*handle).ok()) << "a process does not open its own";
+    }
+    const absl::string_view bytes(reinterpret_cast<const char*>(handle->bytes), sizeof(handle->bytes));
+    const std::string command = absl::StrCat(kHandle, "=", absl::BytesToHexString(bytes), " ",
+                                             std::filesystem::read_symlink("/proc/self/exe").string(),
+                                             " --gtest_filter=SharedMemoryTest.AnotherProcessReadsIt");
+    EXPECT_EQ(std::system(command.c_str()), 0);
   }
-  const absl::string_view bytes(reinterpret_cast<const char*>(handle->bytes), sizeof(handle->bytes));
-  const std::string command = absl::StrCat(kHandle, "=", absl::BytesToHexString(bytes), " ",
-                                           std::filesystem::read_symlink("/proc/self/exe").string(),
-                                           " --gtest_also_run_disabled_tests --gtest_filter=*DISABLED_OpensAndReads");
-  EXPECT_EQ(std::system(command.c_str()), 0);
+
+  void Read(const std::string& hex) {
+    MemoryHandle handle;
+    const std::string bytes = absl::HexStringToBytes(hex);
+    ASSERT_EQ(bytes.size(), sizeof(handle.bytes));
+    std::memcpy(handle.bytes, bytes.data(), bytes.size());
+    const auto opened = device().Open(handle);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    ASSERT_GE(opened->bytes().size(), kBytes);
+    auto pinned = device().AllocatePinned(kBytes);
+    ASSERT_TRUE(pinned.ok());
+    ASSERT_TRUE(stream().Copy((*pinned)->data(), opened->bytes().data(), kBytes).ok());
+    ASSERT_TRUE(stream().SynchronizeStatus().ok());
+    for (size_t i = 0; i < kBytes; ++i) ASSERT_EQ((*pinned)->data()[i], Expected(i)) << i;
+  }
+};
+
+TEST_F(SharedMemoryTest, AnotherProcessReadsIt) {
+  const char* const handle = std::getenv(kHandle);
+  handle == nullptr ? Share() : Read(handle);
 }
 
-// Of AnotherProcessReadsWhatIsShared.
-TEST_F(CudaDeviceTest, DISABLED_OpensAndReads) {
-  const char* const given = std::getenv(kHandle);
-  ASSERT_NE(given, nullptr);
-  MemoryHandle handle;
-  const std::string bytes = absl::HexStringToBytes(given);
-  ASSERT_EQ(bytes.size(), sizeof(handle.bytes));
-  std::memcpy(handle.bytes, bytes.data(), bytes.size());
-  const auto opened = device().Open(handle);
-  ASSERT_TRUE(opened.ok()) << opened.status();
-  ASSERT_GE(opened->bytes().size(), kSharedBytes);
-  auto pinned = device().AllocatePinned(kSharedBytes);
-  ASSERT_TRUE(pinned.ok());
-  ASSERT_TRUE(stream().Copy((*pinned)->data(), opened->bytes().data(), kSharedBytes).ok());
-  ASSERT_TRUE(stream().SynchronizeStatus().ok());
-  for (size_t i = 0; i < kSharedBytes; ++i) ASSERT_EQ((*pinned)->data()[i], SharedByte(i)) << i;
-}
-
-TEST_F(CudaDeviceTest, SharedMemoryIsUsedAgain) {
+TEST_F(SharedMemoryTest, IsUsedAgain) {
   auto first = device().AllocateShared(5 << 20);
   ASSERT_TRUE(first.ok());
   EXPECT_EQ((*first)->size_bytes(), size_t{8} << 20);
