@@ -384,6 +384,22 @@ TEST(UcxLeftBehind, WhoWaitsForAPortThatIsLeftBehindHearsThatItIsGoneAndSleeps) 
   EXPECT_TRUE(Connect(waiting, another));
 }
 
+// UCX answers greetings of its own accord. It aborts the process of a worker that goes while such an answer waits.
+TEST(UcxLeftBehind, APortEndsWhileUcxAnswersTheGreetingOfANodeThatItWasNotTold) {
+  for (int polls = 0; polls < 12; ++polls) {
+    TestNode greets(OptionsFor(1, Lanes::kTcp));
+    auto ends = std::make_unique<TestNode>(OptionsFor(2, Lanes::kTcp));
+    ASSERT_TRUE(Add(greets, *ends).ok());
+    for (int i = 0; i < polls; ++i) {
+      absl::SleepFor(absl::Microseconds(500));  // UCX accepts connections on a thread of its own
+      greets.Poll();
+      ends->Poll();
+    }
+    ends.reset();
+    ASSERT_TRUE(PumpUntil({&greets}, [&] { return !greets.port->TakeFailures().empty(); })) << polls << " polls";
+  }
+}
+
 // UCX's shared memory is named by numbers of descriptors. Were they used again, an address of before would lead to what
 // a later incarnation makes, and UCX aborts on that while it is half made.
 TEST(UcxSpent, AnAddressOfBeforeLeadsToNoLaterIncarnationOfTheSameProcess) {

@@ -349,6 +349,13 @@ void UcxPeer::StartClose() {
   if (lane_.find("tcp") == std::string::npos) ForceClose();
 }
 
+int UcxPeer::OpenTcpLanes() const {
+  int lanes = 0;
+  if (endpoint_ == nullptr || broken_) return lanes;
+  for (size_t at = lane_.find("tcp/"); at != std::string::npos; at = lane_.find("tcp/", at + 1)) ++lanes;
+  return lanes;
+}
+
 bool UcxPeer::Closed() {
   if (endpoint_ != nullptr && broken_) ForceClose();
   const bool flushed = Finished(flush_request_);

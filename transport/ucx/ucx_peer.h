@@ -85,8 +85,9 @@ class UcxPeer {
   bool Wiring() const {
     return endpoint_ != nullptr && !connected_ && !broken_ && lane_.find("tcp") != std::string::npos;
   }
-  bool Closed();      // drives closing
-  void ForceClose();  // now, if it was not yet; the worker must not be progressed any more unless Flushed()
+  int OpenTcpLanes() const;  // at most as many TCP connections are its
+  bool Closed();             // drives closing
+  void ForceClose();         // now, if it was not yet; the worker must not be progressed any more unless Flushed()
 
   uint64_t message_bytes() const { return message_bytes_; }
   uint64_t tensor_bytes() const { return tensor_bytes_; }

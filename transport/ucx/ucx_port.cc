@@ -135,6 +135,8 @@ UcxPort::~UcxPort() {
     for (auto& peer : peers_)
       if (peer->SayGoodbye()) peer->StartFlush();
     progress_until(flushed);
+    progress_until([&] { return !AnswersNoPeer(); });
+    const bool answers = AnswersNoPeer();
     for (auto& peer : peers_) {
       const bool sent = peer->Flushed() && !peer->Wiring();
       peer->StartClose();
@@ -153,7 +155,7 @@ UcxPort::~UcxPort() {
     };
     progress_until([&] { return !wiring(); });
     retired_.Clear();
-    if (wiring() || cut_off_) {
+    if (wiring() || answers || cut_off_) {
       worker_.release()->Abandon();
     } else {
       for (auto& peer : closing_) peer->ForceClose();
@@ -164,6 +166,15 @@ UcxPort::~UcxPort() {
   if (bell_fd_ >= 0) close(bell_fd_);
   if (deaths_fd_ >= 0) close(deaths_fd_);
   if (edges_fd_ >= 0) close(edges_fd_);
+}
+
+// UCX makes an endpoint of its own for every greeting that comes, and aborts when its worker goes while the answer
+// waits there (UcxPeer::Wiring). Only the connections tell of such endpoints.
+bool UcxPort::AnswersNoPeer() const {
+  int of_peers = 0;
+  for (const auto* peers : {&peers_, &closing_})
+    for (const auto& peer : *peers) of_peers += peer->OpenTcpLanes();
+  return worker_->connections() > of_peers;
 }
 
 std::string UcxPort::Version() { return ucp_get_version_string(); }

@@ -176,6 +176,7 @@ class UcxPort final : public Port, public Waiter {
   bool SomethingToDo() const;
   void Sleep(absl::Duration timeout);
   void ReapClosing();
+  bool AnswersNoPeer() const;
   void TickAt(absl::Time now) {
     if (now >= next_tick_) Tick(now);
   }

@@ -157,6 +157,8 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
   return absl::OkStatus();
 }
 
+int UcxWorker::connections() const { return CountConnections(WatchedBy(event_fd_)); }
+
 // A peer's connection that this end has accepted and never answers keeps the peer's UCX awake for as long as it stands:
 // its socket can be written, so epoll says so at once, each time, while what it has to say waits for the answer.
 void UcxWorker::Abandon() {

@@ -42,6 +42,9 @@ class UcxWorker {
   const std::vector<GuardedListener>& listeners() const { return guarded_.listeners(); }
   const Ticket& ticket() const { return ticket_; }
 
+  // Its TCP connections, of peers and of nodes that greet it without being peers.
+  int connections() const;
+
   // Instead of the destructor, where that would not return: its TCP connections are closed, and its port, so that
   // peers which wait for an answer hear that none comes; nothing else is freed, and nothing happens any more.
   void Abandon();

@@ -12,6 +12,8 @@
 #include <string>
 #include <system_error>
 
+#include "transport/ucx/socket_marks.h"
+
 namespace dovetail::transport::ucx {
 namespace {
 
@@ -69,6 +71,12 @@ std::vector<int> WatchedBy(int epoll_fd) {
   std::vector<int> found;
   AddWatched(epoll_fd, found);
   return found;
+}
+
+int CountConnections(const std::vector<int>& fds) {
+  return static_cast<int>(std::count_if(fds.begin(), fds.end(), [](int fd) {
+    return MarkOf(fd) != SocketMark::kAwaitsTicket && MarkOf(fd) != SocketMark::kListener && IsTcp(fd);
+  }));
 }
 
 void CloseTcpSockets(const std::vector<int>& fds) {
