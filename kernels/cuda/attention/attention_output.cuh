@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/cuda/attention/attention_args.h"
+#include "kernels/cuda/primitives/base2.h"
 #include "kernels/cuda/primitives/primitives.cuh"
 #include "kernels/cuda/primitives/wire.cuh"
 
@@ -44,7 +45,6 @@ struct RowResult {
 // m2: the maximum times log2(e).
 __device__ __forceinline__ RowResult ResultOf(const AttentionCall& p, const DeviceAttentionItem& item, int head,
                                               int row, float m2, float l) {
-  constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
   const int q_row = row / p.group, q_head = head * p.group + row % p.group, heads = item.kv_heads * p.group;
   RowResult result;
   if (item.first_node != nullptr) {

@@ -4,12 +4,11 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/cuda/primitives/base2.h"
 #include "kernels/paged_attention.h"
 
 namespace dovetail::kernels::cuda {
 namespace {
-
-constexpr float kLog2E = 1.4426950408889634f;
 
 absl::Status CheckShape(const CudaAttentionShape& shape) {
   for (const int dim : {shape.layout.key_dim, shape.layout.value_dim}) {

@@ -1,11 +1,10 @@
 #include "kernels/cuda/attention/merge_launches.h"
+#include "kernels/cuda/primitives/base2.h"
 #include "kernels/cuda/primitives/primitives.cuh"
 #include "kernels/cuda/primitives/wire.cuh"
 
 namespace dovetail::kernels::cuda {
 namespace {
-
-constexpr float kLog2E = 1.4426950408889634f;
 
 // One warp a (row, head).
 __global__ void __launch_bounds__(128) MergeKernel(const __grid_constant__ MergeLaunch p) {

@@ -1,4 +1,5 @@
 #include "kernels/cuda/exchange/exchange_launches.h"
+#include "kernels/cuda/primitives/base2.h"
 #include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/primitives.cuh"
 #include "kernels/cuda/primitives/wire.cuh"
@@ -6,7 +7,6 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kWarps = 4, kMostDim = 256;
 
 __device__ __forceinline__ bool Has(const ExchangePartial& partial, int row) {

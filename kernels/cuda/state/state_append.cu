@@ -1,5 +1,6 @@
 #include <cstdint>
 
+#include "kernels/cuda/primitives/base2.h"
 #include "kernels/cuda/primitives/primitives.cuh"
 #include "kernels/cuda/primitives/warp_sums.cuh"
 #include "kernels/cuda/state/state_launches.h"
@@ -22,7 +23,6 @@ __device__ __forceinline__ void Add(float4& sum, float factor, float4 x) {
   sum.x += factor * x.x, sum.y += factor * x.y, sum.z += factor * x.z, sum.w += factor * x.w;
 }
 __device__ __forceinline__ float4 Powers(float4 x) { return {Exp2(x.x), Exp2(x.y), Exp2(x.z), Exp2(x.w)}; }
-constexpr float kLog2E = 1.4426950408889634f;
 
 template <bool kVector, bool kDelta, int kKeys, int kSlice>
 class Appender {

@@ -1,3 +1,4 @@
+#include "kernels/cuda/primitives/base2.h"
 #include "kernels/cuda/state/state_chunk_inputs.cuh"
 #include "kernels/cuda/state/state_chunk_inverse.cuh"
 #include "kernels/cuda/state/state_launches.h"
@@ -11,7 +12,6 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kGroups = 4, kGroup = kStateTokens / kGroups;
 constexpr int kPairs = kGroups * (kGroups + 1) / 2;  // of groups, the later first
 __device__ __forceinline__ constexpr int PairOf(int later, int group) { return later * (later + 1) / 2 + group; }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/primitives/base2.h"
 #include "kernels/cuda/state/state_chunk_roles.cuh"
 #include "kernels/cuda/state/state_launch.cuh"
 #include "kernels/cuda/state/state_launches.h"
@@ -76,7 +77,6 @@ class DirectLoader : PayloadLoader<Memory> {
     return {p.token_decay ? gates[0] : own_decay, p.token_rate ? gates[p.token_decay ? 1 : 0] : 1.0f};
   }
   __device__ __forceinline__ void StoreFactors(Stage& to, Gate first, Gate second) const {
-    constexpr float kLog2E = 1.4426950408889634f;
     __syncwarp();
     first.log = fmaxf(first.log, kLowestLogDecay), second.log = fmaxf(second.log, kLowestLogDecay);
     float low = first.log, high = second.log;

@@ -1,3 +1,4 @@
+#include "kernels/cuda/primitives/base2.h"
 #include "kernels/cuda/state/state_chunk_parts.cuh"
 #include "kernels/cuda/state/state_decode_producers.cuh"
 #include "kernels/cuda/state/state_launch.cuh"
@@ -17,8 +18,6 @@ using namespace decode;
 namespace {
 
 #if __CUDA_ARCH__ >= 900
-
-constexpr float kLog2E = 1.4426950408889634f;
 
 template <int kKeys, int kCols, bool kVector, bool kDelta>
 class Summer {
