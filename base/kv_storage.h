@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/dtype.h"
+
 namespace dovetail {
 
 // How K and V lie in the blocks of a cache. What crosses the wire has the wire's type either way. A value that a cache
@@ -17,6 +19,15 @@ enum class KvStorage : uint8_t {
 // Threads: pure.
 constexpr std::string_view Name(KvStorage storage) {
   return storage == KvStorage::kE4M3 ? "fp8_e4m3" : storage == KvStorage::kInt8 ? "int8" : "as sent";
+}
+
+// Bytes of K and V of a token of one KV head in memory, scales included; what blocks are padded with is not.
+// Shapes:  dimensions in elements.
+// Threads: pure.
+constexpr double KvTokenBytes(DType kv, KvStorage storage, int key_dim, int value_dim) {
+  const double elements = key_dim + value_dim;
+  if (storage == KvStorage::kAsSent) return elements * static_cast<double>(SizeOf(kv));
+  return storage == KvStorage::kInt8 ? elements + 2 * sizeof(BF16) : elements;
 }
 
 }  // namespace dovetail

@@ -20,12 +20,6 @@ static const std::vector<std::string>& TypeNames() {
 }
 constexpr int kTypesAsSent = 3;
 
-double KvTokenBytes(DType kv, KvStorage storage, int key_dim, int value_dim) {
-  const double elements = key_dim + value_dim;
-  if (storage == KvStorage::kAsSent) return elements * static_cast<double>(SizeOf(kv));
-  return storage == KvStorage::kInt8 ? elements + 2 * sizeof(BF16) : elements;
-}
-
 std::string KvCacheDtype(DType kv, KvStorage storage) {
   return std::string(storage == KvStorage::kAsSent ? Name(kv) : Name(storage));
 }

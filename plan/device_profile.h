@@ -45,9 +45,6 @@ struct AttentionRates {
   KvStorage storage = KvStorage::kAsSent;
 };
 
-// Bytes of K and V of a token of one KV head in memory, scales included.
-double KvTokenBytes(DType kv, KvStorage storage, int key_dim, int value_dim);
-
 // As --kv-cache-dtype has it: "bfloat16", "int8".
 std::string KvCacheDtype(DType kv, KvStorage storage);
 

@@ -1,6 +1,7 @@
 #include "scheduler/cluster_scheduler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "control/convert.h"
 #include "proto/kv_blocks.h"
 #include "scheduler/core/limits.h"
+#include "scheduler/decode_limit.h"
 #include "scheduler/stats_message.h"
 
 namespace dovetail::scheduler {
@@ -51,7 +53,8 @@ absl::StatusOr<control::JoinReply> ClusterScheduler::Join(const control::JoinReq
     return reply;
   }
   LogInfo(request.name, " joins as ", control::NameOf(request.role), " worker ", reply->worker.value(), ": ",
-          request.capabilities.cores, " cores, ", request.capabilities.memory_bytes_per_s / 1'000'000'000, " GB/s",
+          request.capabilities.cores, " cores, ",
+          std::llround(static_cast<double>(request.capabilities.memory_bytes_per_s) * 1e-9), " GB/s",
           request.role == Role::kAttentionWorker
               ? absl::StrCat(", ", request.capabilities.kv_bytes >> 20, " MiB for KV")
               : absl::StrCat(", model ", request.model->name));
@@ -251,7 +254,11 @@ void ClusterScheduler::On(const BeginServing& action) {
   if (member == nullptr) return;
   LogInfo(member->request.name, " serves as ", control::NameOf(member->request.role), " worker ",
           member->worker.value(), " over ", connector_.LanesTo(member->request.node),
-          member->kv_blocks > 0 ? absl::StrCat(", ", member->kv_blocks, " KV blocks") : std::string());
+          member->kv_blocks > 0 ? absl::StrCat(", ", member->kv_blocks, " KV blocks",
+                                               DecodeLimit(member->request.capabilities, *members_.model(),
+                                                           options_.scheduler.max_model_len,
+                                                           /*layers_on_gpu=*/members_.device() != "cpu"))
+                                : std::string());
   if (member->request.role == Role::kAttentionWorker) {
     // Attention reads all KV once a step: what it takes is memory, and how fast that is read.
     const control::Capabilities& has = member->request.capabilities;

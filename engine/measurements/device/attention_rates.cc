@@ -104,8 +104,7 @@ absl::StatusOr<plan::AttentionRates> MeasureShape(DType kv, KvStorage storage, i
                              .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
                              .dtype = kv,
                              .storage = storage};
-  const double token_bytes =
-      kKvHeads * plan::KvTokenBytes(kv, storage, dim, dim);  // without what blocks are padded with
+  const double token_bytes = kKvHeads * KvTokenBytes(kv, storage, dim, dim);  // without what blocks are padded with
   const int sequences = std::max(1, static_cast<int>(static_cast<double>(kKvBytes) / (token_bytes * kContext)));
   plan::AttentionRates rates{.kv = kv, .head_dim = dim, .group = group, .storage = storage};
   DT_ASSIGN_OR_RETURN(const double decode, SecondsOf(shape, sequences, 1, kContext, context, seconds));

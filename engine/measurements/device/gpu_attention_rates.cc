@@ -91,7 +91,7 @@ absl::StatusOr<plan::AttentionRates> MeasureShape(CudaDevice& gpu, GpuTimer& tim
   plan::AttentionRates rates{.kv = DType::kBF16, .head_dim = dim, .group = group, .storage = storage};
   DT_ASSIGN_OR_RETURN(const double decode, call.Seconds(sizes.sequences, 1, sizes.context, kDecodesInARun, seconds));
   rates.decode_bytes_per_s = static_cast<double>(sizes.sequences) * kKvHeads * static_cast<double>(sizes.context) *
-                             plan::KvTokenBytes(rates.kv, storage, dim, dim) / decode;
+                             KvTokenBytes(rates.kv, storage, dim, dim) / decode;
   const int64_t rows = sizes.prompt;
   DT_ASSIGN_OR_RETURN(const double prompt, call.Seconds(1, rows, rows, /*calls=*/1, seconds));
   const double pairs = static_cast<double>(rows) * static_cast<double>(rows + 1) / 2;
