@@ -32,7 +32,7 @@ absl::StatusOr<uint64_t> RoomOn(kernels::Device& device) {
 // --kv-capacity, or what auto comes to.
 absl::StatusOr<uint64_t> KvBytesOf(const AttentionWorkerFlags& flags, kernels::Device& device) {
   if (flags.kv_capacity != "auto") {
-    DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-capacity", flags.kv_capacity));
+    DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-capacity", flags.kv_capacity, "auto"));
     if (bytes == 0) return InvalidArgument("--kv-capacity: a worker of no bytes holds no token; write 8GiB");
     return bytes;
   }
@@ -50,7 +50,7 @@ absl::Status CheckFlags(const AttentionWorkerFlags& flags) {
   DT_RETURN_IF_ERROR(CheckPlanes(flags.control, flags.data));
   DT_RETURN_IF_ERROR(CheckTraceFlags(flags.traces));
   DT_RETURN_IF_ERROR(engine::CheckWorkerDeviceName("--device", flags.device));
-  if (flags.kv_capacity != "auto") DT_RETURN_IF_ERROR(ParseBytes("--kv-capacity", flags.kv_capacity).status());
+  if (flags.kv_capacity != "auto") DT_RETURN_IF_ERROR(ParseBytes("--kv-capacity", flags.kv_capacity, "auto").status());
   DT_RETURN_IF_ERROR(ParseBytes("--kv-leave", flags.kv_leave).status());
   return ParseBytes("--kv-most", flags.kv_most).status();
 }

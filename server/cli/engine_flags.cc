@@ -299,11 +299,12 @@ void AddWorkerDeviceFlags(CLI::App& command, EngineFlags& flags) {
       ->group("Device");
 }
 
-absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text) {
+absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text, const std::string& words) {
+  const absl::Status none = InvalidArgument(flag, ": '", text, "' is no size; write 8GiB, 512MiB or a number of bytes",
+                                            words.empty() ? "" : ", or ", words);
   double value = 0;
   int used = 0;
-  if (std::sscanf(text.c_str(), "%lf%n", &value, &used) != 1 || !std::isfinite(value) || value < 0)
-    return InvalidArgument(flag, ": '", text, "' is no size; write 8GiB, 512MiB or a number of bytes");
+  if (std::sscanf(text.c_str(), "%lf%n", &value, &used) != 1 || !std::isfinite(value) || value < 0) return none;
   const std::string unit = text.substr(used);
   double factor = 0;
   for (const auto& [name, bytes] : {std::pair<const char*, double>{"", 1},
@@ -316,8 +317,7 @@ absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& 
                                     {"MB", 1e6},
                                     {"GB", 1e9}})
     if (unit == name) factor = bytes;
-  if (factor == 0 || value * factor > std::ldexp(1, 62))
-    return InvalidArgument(flag, ": '", text, "' is no size; write 8GiB, 512MiB or a number of bytes");
+  if (factor == 0 || value * factor > std::ldexp(1, 62)) return none;
   return static_cast<uint64_t>(value * factor);
 }
 
@@ -428,7 +428,8 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   tuning.linear_prompts = flags.linear_prompts == "compute";
   tuning.prompts_here = flags.prompt_scratch == "own";
   if (flags.prompt_scratch != "auto" && !tuning.prompts_here) {
-    DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
+    DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes,
+                        ParseBytes("--prompt-scratch", flags.prompt_scratch, "auto, or own"));
     const bool gathers = flags.prefill_exchange == "gather" || flags.prefill_exchange == "gather-direct" ||
                          flags.prefill_exchange == "ring";
     if (tuning.prompt_scratch_bytes == 0u && gathers)
@@ -515,7 +516,7 @@ absl::StatusOr<engine::EmbeddedClusterOptions> ClusterOptionsOf(const EngineFlag
   engine::EmbeddedClusterOptions options;
   options.attention_workers = flags.attention_workers;
   if (flags.kv_cache_memory != "auto") {
-    DT_ASSIGN_OR_RETURN(options.kv_cache_bytes, ParseBytes("--kv-cache-memory-bytes", flags.kv_cache_memory));
+    DT_ASSIGN_OR_RETURN(options.kv_cache_bytes, ParseBytes("--kv-cache-memory-bytes", flags.kv_cache_memory, "auto"));
     if (options.kv_cache_bytes == 0)
       return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
   }

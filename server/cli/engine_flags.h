@@ -128,7 +128,8 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
 // A progress bar on stderr if that is a terminal, else nothing.
 model::LoadProgress TerminalProgress(const std::string& what);
 
-// "8GiB", "512MiB", "1073741824" -> bytes.
-absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text);
+// "8GiB", "512MiB", "1073741824" -> bytes. kInvalidArgument names the flag, and what it takes; `words`, as "auto", are
+// what the caller takes in place of a size.
+absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text, const std::string& words = "");
 
 }  // namespace dovetail::cli

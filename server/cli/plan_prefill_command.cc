@@ -246,7 +246,7 @@ void PrintHead(const PlanPrefillFlags& flags, const Rates& rates, const schedule
 absl::StatusOr<uint32_t> ScratchBlocks(const PlanPrefillFlags& flags, const proto::AttentionTable& table) {
   std::optional<uint64_t> bytes;
   if (flags.prompt_scratch != "auto") {
-    DT_ASSIGN_OR_RETURN(bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
+    DT_ASSIGN_OR_RETURN(bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch, "auto"));
   }
   return compute::PromptScratchBlocks(table, flags.max_num_batched_tokens, bytes);
 }

@@ -99,7 +99,8 @@ class Up {
     prefill_exchange_ = flags_.engine.prefill_exchange;
     if (compute_devices_.size() > 1) prefill_exchange_ = ExchangeBetweenGpus(flags_.engine, table);
     if (flags_.engine.kv_cache_memory != "auto") {
-      DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
+      DT_ASSIGN_OR_RETURN(const uint64_t bytes,
+                          ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory, "auto"));
       kv_bytes_ = bytes / flags_.engine.attention_workers;
       if (bytes > 0)
         DT_RETURN_IF_ERROR(engine::CheckKvCacheBytes(table, bytes, flags_.engine.attention_workers, storage));
