@@ -16,14 +16,14 @@ namespace dovetail::engine {
 namespace {
 
 // Of "0-3,8", those that `allowed` has.
-int CoresOf(const std::string& list, const cpu_set_t& allowed) {
-  int cores = 0;
+std::vector<int> CoresOf(const std::string& list, const cpu_set_t& allowed) {
+  std::vector<int> cores;
   for (const absl::string_view part : absl::StrSplit(list, ',', absl::SkipWhitespace())) {
     const std::vector<std::string> ends = absl::StrSplit(part, '-');
     int first = 0, last = 0;
     if (!absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last)) continue;
     for (int core = std::max(first, 0); core <= last && core < CPU_SETSIZE; ++core)
-      cores += CPU_ISSET(core, &allowed) ? 1 : 0;
+      if (CPU_ISSET(core, &allowed)) cores.push_back(core);
   }
   return cores;
 }
@@ -63,7 +63,8 @@ HostFacts ReadHostFacts(const std::filesystem::path& nodes) {
     const std::optional<uint64_t> memory = MemoryOf(TextOf(folder.path() / "meminfo"));
     if (!memory) continue;
     node.memory_bytes = *memory;
-    node.cores = CoresOf(TextOf(folder.path() / "cpulist"), allowed);
+    node.core_numbers = CoresOf(TextOf(folder.path() / "cpulist"), allowed);
+    node.cores = static_cast<int>(node.core_numbers.size());
     host.nodes.push_back(node);
   }
   std::sort(host.nodes.begin(), host.nodes.end(),

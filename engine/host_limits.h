@@ -13,6 +13,7 @@ struct NumaNode {
   int number = 0;
   int cores = 0;              // of those that this process may run on
   uint64_t memory_bytes = 0;  // of the node, used or not
+  std::vector<int> core_numbers = {};
 };
 struct HostFacts {
   int cores = 0;                          // that this process may run on

@@ -7,6 +7,7 @@
 #include "engine/device_choice.h"
 #include "engine/exchange_choice.h"
 #include "engine/host_limits.h"
+#include "engine/numa_binding.h"
 #include "server/cli/capabilities.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/role.h"
@@ -19,11 +20,14 @@ namespace {
 constexpr uint64_t kPercentOfFree = 94;
 constexpr uint64_t kLeastKvBytes = uint64_t{1} << 20;
 
-absl::StatusOr<uint64_t> RoomOn(kernels::Device& device) {
+// On the CPU a quarter of the machine's memory, or of what `numa_node` has.
+absl::StatusOr<uint64_t> RoomOn(kernels::Device& device, std::optional<int> numa_node) {
   if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device); gpu != nullptr) {
     DT_ASSIGN_OR_RETURN(const kernels::cuda::CudaDevice::Memory memory, gpu->memory());
     return memory.free_bytes / 100 * kPercentOfFree;
   }
+  for (const engine::NumaNode& node : engine::ReadHostFacts().nodes)
+    if (node.number == numa_node) return node.memory_bytes / 4;
   struct sysinfo machine;
   if (sysinfo(&machine) != 0) return Internal("--kv-capacity auto: this machine does not say how much memory it has");
   return uint64_t{machine.totalram} * machine.mem_unit / 4;
@@ -36,7 +40,7 @@ absl::StatusOr<uint64_t> KvBytesOf(const AttentionWorkerFlags& flags, kernels::D
     if (bytes == 0) return InvalidArgument("--kv-capacity: a worker of no bytes holds no token; write 8GiB");
     return bytes;
   }
-  DT_ASSIGN_OR_RETURN(const uint64_t room, RoomOn(device));
+  DT_ASSIGN_OR_RETURN(const uint64_t room, RoomOn(device, flags.numa_node));
   DT_ASSIGN_OR_RETURN(const uint64_t leave, ParseBytes("--kv-leave", flags.kv_leave));
   DT_ASSIGN_OR_RETURN(const uint64_t most, ParseBytes("--kv-most", flags.kv_most));
   const uint64_t bytes = room > leave ? (room - leave) / static_cast<uint64_t>(flags.kv_sharers) : 0;
@@ -59,6 +63,8 @@ absl::Status CheckFlags(const AttentionWorkerFlags& flags) {
 
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   if (flags.check_flags) return CheckFlags(flags);
+  if (flags.numa_node)  // before there is another thread
+    DT_RETURN_IF_ERROR(engine::BindToNumaNode("--numa-node", *flags.numa_node, engine::ReadHostFacts()));
   const std::string process = flags.name.empty() ? "attention" : flags.name;
   BeginRole(process);
   const LogWriter log(LogOptionsOf(flags.log, process));

@@ -108,6 +108,12 @@ void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
                 "With the size of the KV cache of each, as cuda:0=8GiB,cpu=64GiB; else as --kv-cache-memory-bytes says")
       ->type_name("DEVICES")
       ->group("Device");
+  up.add_option("--numa", up_.numa,
+                "auto: where attention on the CPU has as many workers as the machine has NUMA nodes, each runs on one "
+                "of these, with its K and V there; off: none is bound")
+      ->check(OneOf({"auto", "off"}))
+      ->type_name("MODE")
+      ->group("Device");
   AddExchangeFlag(up, up_.exchange);
   up.callback([this, report, &up] {
     if (up.count("--attention-workers") == 0) up_.engine.attention_workers = WorkersFor(up_.attention_devices);
@@ -182,6 +188,12 @@ void ClusterCommands::AddAttentionWorker(CLI::App& app, const Report& report) {
       ->group("Device");
   attention.add_option("--threads", attention_.threads, "Compute threads; 0: one per core")
       ->check(WholeNumber(0, 256, "0 takes one per core"))
+      ->type_name("N")
+      ->group("Device");
+  attention
+      .add_option("--numa-node", attention_.numa_node,
+                  "Run on this node's cores, with K and V in its memory while it has some [not bound]")
+      ->check(WholeNumber(0, 1023))
       ->type_name("N")
       ->group("Device");
   attention

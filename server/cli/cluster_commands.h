@@ -45,6 +45,7 @@ struct AttentionWorkerFlags {
   std::string name;
   std::string device = "cpu";
   int threads = 0;
+  std::optional<int> numa_node;
   std::string trace_file;
   int join_timeout = 30;
   std::string exchange = "auto";
@@ -86,6 +87,7 @@ struct UpFlags {
   EngineFlags engine;
   ServerFlags server;
   std::string attention_devices = "cpu";  // taken in turn by the attention workers
+  std::string numa = "auto";
   std::string lanes = "shm";
   bool trust_network = false;
   std::string exchange = "auto";

@@ -25,6 +25,7 @@
 #include "server/cli/cluster_commands.h"
 #include "server/cli/compute_devices.h"
 #include "server/cli/core_shares.h"
+#include "server/cli/numa_places.h"
 #include "server/cli/prefill_flags.h"
 #include "server/cli/restart_pauses.h"
 #include "server/cli/role.h"
@@ -45,6 +46,7 @@ constexpr const char* kScheduler = "scheduler";
 constexpr const char* kServer = "server";
 constexpr const char* kComputePrefix = "compute-";
 constexpr const char* kFirstCompute = "compute-1";
+constexpr const char* kNumaNode = "--numa-node";
 constexpr const char* kThreadsOfShare = "share";  // in place of a number, until it is known where the layers run
 
 using Arguments = std::vector<std::string>;
@@ -66,6 +68,8 @@ class Up {
     stop_.OwnerEnds();  // its children end before it
     DT_RETURN_IF_ERROR(StartScheduler());
     if (stop_.Raised()) return absl::OkStatus();
+    numa_ = NumaPlaces(flags_.numa == "auto" ? engine::ReadHostFacts() : engine::HostFacts{}, CpuAttentionWorkers());
+    if (const std::string text = numa_.Text(); !text.empty()) LogInfo(text);
     NameWorkers();
     for (const auto& [name, arguments] : workers_) {
       if (WaitsForDevice(name))
@@ -272,6 +276,7 @@ class Up {
       workers_[name].insert(workers_[name].end(), {"--trace-file", absl::StrCat(engine.trace_file, ".", name)});
     };
     for (int i = 1; i <= compute_workers_; ++i) trace(absl::StrCat(kComputePrefix, i));
+    int on_cpu = 0;
     for (int i = 1; i <= engine.attention_workers; ++i) {
       const std::string name = absl::StrCat("attention-", i);
       workers_[name] = {"attention-worker",
@@ -289,6 +294,8 @@ class Up {
                         PlaceOf(i).device,
                         "--threads",
                         kThreadsOfShare};
+      if (const std::optional<int> node = PlaceOf(i).device == "cpu" ? numa_.NodeOf(on_cpu++) : std::nullopt)
+        workers_[name].insert(workers_[name].end(), {kNumaNode, std::to_string(*node)});
       const Arguments kv = KvArguments(PlaceOf(i));
       workers_[name].insert(workers_[name].end(), kv.begin(), kv.end());
       if (engine.kv_checksums) workers_[name].push_back("--kv-checksums");
@@ -347,13 +354,19 @@ class Up {
     return arguments;
   }
 
+  int CpuAttentionWorkers() const {
+    int workers = 0;
+    for (int i = 1; i <= flags_.engine.attention_workers; ++i) workers += PlaceOf(i).device == "cpu" ? 1 : 0;
+    return workers;
+  }
+
   // Once it is known where the layers run.
   WorkersOfMachine Workers() {
     const std::string& asked = FirstComputeDevice();
     WorkersOfMachine workers{.compute = compute_workers_};
     workers.layers_on_gpu = (asked == "auto" ? ChosenDevice() : asked).starts_with("cuda");
-    for (int i = 1; i <= flags_.engine.attention_workers; ++i)
-      ++(PlaceOf(i).device == "cpu" ? workers.attention_on_cpu : workers.attention_on_gpu);
+    workers.attention_on_cpu = CpuAttentionWorkers();
+    workers.attention_on_gpu = flags_.engine.attention_workers - workers.attention_on_cpu;
     return workers;
   }
 
@@ -363,7 +376,8 @@ class Up {
     const WorkersOfMachine workers = Workers();
     const int cores = kernels::UsableCores();
     const int threads = AttentionThreads(cores, workers);
-    *share = std::to_string(threads);
+    const auto node = std::find(arguments.begin(), arguments.end(), kNumaNode);
+    *share = std::to_string(node == arguments.end() ? threads : numa_.ThreadsOn(std::stoi(*(node + 1)), threads));
     if (workers.layers_on_gpu)
       arguments.insert(arguments.end(), {"--spin-us", std::to_string(engine::kSpinBesideGpuUs)});
     if (std::exchange(shares_told_, true) || !workers.layers_on_gpu || workers.attention_on_cpu == 0) return arguments;
@@ -496,11 +510,12 @@ class Up {
   std::vector<std::string> compute_devices_;  // taken in turn by the compute workers; none: all are on --device
   std::string prefill_exchange_;              // of the scheduler
   std::vector<AttentionPlace> places_;        // taken in turn by the attention workers
-  uint64_t kv_bytes_ = 0;                     // of each attention worker whose place names no size
-  uint64_t most_kv_bytes_ = 0;                // of a worker, if memory were no bound; 0: its size was given
-  uint64_t weight_bytes_ = 0;                 // on a GPU, with what else lies there
-  std::string address_;                       // of the scheduler
-  std::string http_address_, grpc_address_;   // of the server, once it has listened
+  NumaPlaces numa_{engine::HostFacts{}, 0};
+  uint64_t kv_bytes_ = 0;                    // of each attention worker whose place names no size
+  uint64_t most_kv_bytes_ = 0;               // of a worker, if memory were no bound; 0: its size was given
+  uint64_t weight_bytes_ = 0;                // on a GPU, with what else lies there
+  std::string address_;                      // of the scheduler
+  std::string http_address_, grpc_address_;  // of the server, once it has listened
   const std::string s_ = flags_.server.api.tls.enabled() ? "s" : "";  // of the schemes
   Announcement scheduler_{"listening on "}, http_{"listening on http" + s_ + "://"},
       grpc_{"listening on grpc" + s_ + "://"};

@@ -235,6 +235,20 @@ class RolesTest(unittest.TestCase):
         both = run("status", "--ready", "a1", "--alive", "a1")
         self.assertEqual(both.returncode, 2)
 
+    @unittest.skipUnless(os.path.exists("/proc/self/numa_maps"), "the system has no NUMA policies")
+    def test_a_worker_on_a_numa_node_has_its_memory_there_and_a_node_that_is_not_there_is_refused(self):
+        with self.scheduler() as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            with self.worker(address, "a1", "--numa-node", "0") as worker:
+                worker.wait_for("a1 is attention worker")
+                with open(f"/proc/{worker.pid}/numa_maps", encoding="ascii") as maps:
+                    policies = [line.split()[1] for line in maps]
+                if not any("does not let a process choose its memory" in line for line in worker.lines):
+                    self.assertEqual({policy.split(":")[0] for policy in policies}, {"prefer"})
+            with self.worker(address, "a2", "--numa-node", "1023") as worker:
+                worker.wait_for("--numa-node: 1023 is no NUMA node with memory and with cores .* those are 0")
+                self.assertEqual(worker.process.wait(30), 1)
+
     def test_a_worker_whose_dismissal_is_lost_when_it_is_drained_hears_of_it_when_it_joins_again(self):
         with self.scheduler("--lease-ms", "20000") as scheduler:
             address = scheduler.wait_for(r"^listening on (\S+)").group(1)
