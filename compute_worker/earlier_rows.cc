@@ -22,7 +22,7 @@ absl::Status EarlierRows::AskLate(MicroBatchId id) {
   absl::Status sent;
   for (Waiting& waiting : waiting_) {
     if (waiting.ask.micro_batch != id)
-      others.push_back(std::move(waiting));
+      others.push_back(waiting);
     else if (sent.ok() && core_.running(id) && core_.PlanOf(id).step == waiting.step)  // else it has failed
       sent = Send(waiting.ask);
   }

@@ -138,12 +138,12 @@ absl::Status MembershipClient::Run(const Handlers& handlers) {
       auto configuration = FromProto(order.configuration());
       configured_ = true;
       heard_us_ = NowMicros();
-      if (configuration.ok()) handlers.on_configuration(*std::move(configuration));
       end = configuration.status();
+      if (end.ok()) handlers.on_configuration(*std::move(configuration));
     } else if (order.has_peers()) {
       auto peers = FromProto(order.peers());
-      if (peers.ok()) handlers.on_peers(*std::move(peers));
       end = peers.status();
+      if (end.ok()) handlers.on_peers(*std::move(peers));
     } else if (order.has_dismissal()) {
       end = absl::AbortedError(order.dismissal().reason().substr(0, 4096));
     }

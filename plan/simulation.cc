@@ -1,6 +1,7 @@
 #include "plan/simulation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <queue>
@@ -21,7 +22,7 @@ constexpr uint32_t kFirstComputeWorker = 1000;
 constexpr TokenId kToken = 1;
 
 absl::Time At(double seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
-int64_t Microseconds(double seconds) { return static_cast<int64_t>(1e6 * seconds + 0.5); }
+int64_t Microseconds(double seconds) { return std::llround(1e6 * seconds); }
 
 // A device that does one thing at a time.
 struct Busy {

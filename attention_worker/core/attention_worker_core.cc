@@ -87,7 +87,7 @@ void AttentionWorkerCore::Reply(NodeId to, const FrameHeader& header, FrameType 
   actions.push_back(std::move(frame));
 }
 
-void AttentionWorkerCore::Refuse(NodeId to, const FrameHeader& header, proto::StepRefused refusal,
+void AttentionWorkerCore::Refuse(NodeId to, const FrameHeader& header, const proto::StepRefused& refusal,
                                  std::vector<Action>& actions) {
   ++counters_.refused_steps;
   Reply(to, header, FrameType::kStepRefused, refusal, actions);

@@ -275,7 +275,8 @@ class AttentionWorkerCore {
   void GiveAskedRows(MicroBatch& batch, std::vector<Action>& actions);
   std::vector<SequenceId> DamagedIn(const proto::StepBegin& message);
   std::vector<SequenceId> IncompleteIn(StepId step, const proto::StepBegin& message) const;
-  void Refuse(NodeId to, const proto::FrameHeader& header, proto::StepRefused refusal, std::vector<Action>& actions);
+  void Refuse(NodeId to, const proto::FrameHeader& header, const proto::StepRefused& refusal,
+              std::vector<Action>& actions);
   void BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const;
   // The first op at or after `op` in which this worker has a part, or op_count().
   int NextOp(const MicroBatch& batch, int op) const { return NextOp(batch.layouts, op); }

@@ -47,7 +47,7 @@ bool ComputeWorkerCore::idle() const {
 }
 
 void ComputeWorkerCore::Handle(Event event, std::vector<Action>& actions) {
-  std::visit([&](auto&& e) { On(std::move(e), actions); }, std::move(event));
+  std::visit([&](auto&& e) { On(std::forward<decltype(e)>(e), actions); }, std::move(event));
 }
 
 absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan, std::optional<MicroBatchId> drawn_by) const {
@@ -469,7 +469,7 @@ void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {
   AnswerQueries(batch, actions);
 }
 
-void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
+void ComputeWorkerCore::On(const StepFailed& event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
   if (!batch.running) return;
   batch.dense_in_flight = false;

@@ -485,7 +485,7 @@ class ComputeWorkerCore {
   void On(RankRowsKept event, std::vector<Action>& actions);
   void On(StepRefused event, std::vector<Action>& actions);
   void On(SampleDone event, std::vector<Action>& actions);
-  void On(StepFailed event, std::vector<Action>& actions);
+  void On(const StepFailed& event, std::vector<Action>& actions);
   void On(AttentionWorkerLost event, std::vector<Action>& actions);
   void On(StepWithdrawn event, std::vector<Action>& actions);
   void Abort(MicroBatch& batch, proto::StepResult failure, std::vector<Action>& actions);

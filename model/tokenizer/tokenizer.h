@@ -39,7 +39,7 @@ class Tokenizer {
   // Checks `data` and builds the tables. kInvalidArgument names the field and the entry: ids out of range, a spelling
   // that comes twice, byte tokens other than <0x00>..<0xFF>, scores that are missing or not finite, merges whose result
   // is no token, no way to spell some byte.
-  static absl::StatusOr<std::unique_ptr<const Tokenizer>> Create(TokenizerData data);
+  static absl::StatusOr<std::unique_ptr<const Tokenizer>> Create(const TokenizerData& data);
 
   // kInvalidArgument if `text` is not valid UTF-8 (with the offset) or longer than max_input_bytes. kOutOfRange if it
   // is more than max_tokens, as soon as that is known.

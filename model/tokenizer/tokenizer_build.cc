@@ -104,7 +104,7 @@ bool NeverInText(int byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<const Tokenizer>> Tokenizer::Create(TokenizerData data) {
+absl::StatusOr<std::unique_ptr<const Tokenizer>> Tokenizer::Create(const TokenizerData& data) {
   DT_RETURN_IF_ERROR(CheckTokens(data));
   DT_RETURN_IF_ERROR(CheckIds(data));
   auto tokenizer = std::unique_ptr<Tokenizer>(new Tokenizer());

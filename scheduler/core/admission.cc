@@ -41,7 +41,7 @@ bool Admission::AdmitOne(Sequence& sequence) {
   if (probes_.IsWorthwhile(sequence, *policy)) {
     probes_.Begin(sequence);
   } else {
-    incarnations_.Open(sequence, *std::move(placement));
+    incarnations_.Open(sequence, *placement);
   }
   return true;
 }
@@ -107,7 +107,7 @@ void Admission::PlaceProbed(Sequence& sequence) {
   const bool tiers = options_.placement == PlacementPolicy::kTiers;
   const PlacementPolicy policy = tiers ? PlacementPolicy::kTiers : PlacementPolicy::kRequest;
   if (std::optional<proto::Placement> placement = placer_.Place(sequence, policy)) {
-    incarnations_.Open(sequence, *std::move(placement));
+    incarnations_.Open(sequence, *placement);
     probes_.End(sequence);  // after Open: what was opened is kept by the sequence, not by the pin
     sequence.probed = false;
     sequence.hits.clear();

@@ -107,7 +107,7 @@ void CacheDirectory::Lose(WorkerId worker, Epoch epoch, std::vector<CacheEvent>&
     const auto is_gone = [&](const Holder& holder) { return holder.worker == worker && holder.epoch == epoch; };
     if (std::none_of(entry.holders.begin(), entry.holders.end(), is_gone)) continue;
     std::vector<uint16_t> held;
-    for (uint16_t group = 0; group < table_.group_count(); ++group)
+    for (uint16_t group = 0; group < static_cast<uint16_t>(table_.group_count()); ++group)
       if (IsHeld(entry, group)) held.push_back(group);
     entry.holders.erase(std::remove_if(entry.holders.begin(), entry.holders.end(), is_gone), entry.holders.end());
     for (const uint16_t group : held)
@@ -125,7 +125,7 @@ requests::CacheEvents CacheDirectory::Snapshot() const {
   requests::CacheEvents all;
   all.reset = true;
   for (const auto& [name, entry] : blocks_)
-    for (uint16_t group = 0; group < table_.group_count(); ++group)
+    for (uint16_t group = 0; group < static_cast<uint16_t>(table_.group_count()); ++group)
       if (!entry.holders.empty() && IsHeld(entry, group)) all.events.push_back({true, GroupAt(group), entry.block});
   Sort(all.events);
   return all;

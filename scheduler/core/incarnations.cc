@@ -39,7 +39,7 @@ void Incarnations::BeginWith(Sequence& sequence, const proto::Placement& placeme
   for (const WorkerId worker : sequence.awaited) Sequence::RanOn(sequence.attention_workers, worker);
 }
 
-void Incarnations::Open(Sequence& sequence, proto::Placement placement) {
+void Incarnations::Open(Sequence& sequence, const proto::Placement& placement) {
   sequence.phase = Phase::kOpening;
   BeginWith(sequence, placement);
   sequence.ctx_len = sequence.told_ctx_len = 0;

@@ -26,7 +26,7 @@ class Incarnations {
 
   // Asks the workers of the placement to open it. It is kOpening from here on.
   // Requires: it holds a slot.
-  void Open(Sequence& sequence, proto::Placement placement);
+  void Open(Sequence& sequence, const proto::Placement& placement);
   // `child` gets what `parent` has of the prompt but its last token. It is kForking from here on, and holds a slot.
   // Returns false, and changes nothing, if there is no slot or no room.
   bool Fork(const Sequence& parent, Sequence& child);

@@ -28,7 +28,7 @@ class Turn {
   void Act(A&& action) {
     static_assert(!std::is_lvalue_reference_v<A>, "actions are given away");
     DT_CHECK(actions_ != nullptr, "an action outside of a turn");
-    actions_->emplace_back(std::in_place_type<A>, std::move(action));
+    actions_->emplace_back(std::in_place_type<A>, std::forward<A>(action));
   }
   // By reference all the way: an update is large, and there is one per sequence and step.
   void Emit(GenerationUpdate&& update) { actions_->emplace_back(std::in_place_type<EmitUpdate>, std::move(update)); }

@@ -205,11 +205,11 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     options.kv_cache_dtype =
         std::string(served.kv_storage != KvStorage::kAsSent ? Name(served.kv_storage) : Name(served.kv_dtype));
     auto tokenizer = TokenizerFilesOf(*served.checkpoint);
-    if (tokenizer.ok()) options.tokenizer = *std::move(tokenizer);
-    const bool absent = absl::IsFailedPrecondition(tokenizer.status());
-    if (!tokenizer.ok() && !absent)
-      LogWarning("gRPC: GetTokenizer will not be answered: ", tokenizer.status().message());
-    options.why_no_tokenizer = absent ? std::string(tokenizer.status().message()) : "its files could not be read";
+    const absl::Status read = tokenizer.status();
+    if (read.ok()) options.tokenizer = *std::move(tokenizer);
+    const bool absent = absl::IsFailedPrecondition(read);
+    if (!read.ok() && !absent) LogWarning("gRPC: GetTokenizer will not be answered: ", read.message());
+    options.why_no_tokenizer = absent ? std::string(read.message()) : "its files could not be read";
     options.log = RequestLogOptionsOf(flags_.request_log);
     options.traces = traces_;
     DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine, intake_, metrics));

@@ -66,7 +66,7 @@ absl::StatusOr<model::TokenizerData> DataFromGguf(const model::GgufFile& gguf) {
 }
 
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> Build(model::TokenizerData data, const std::string& file) {
-  auto tokenizer = model::Tokenizer::Create(std::move(data));
+  auto tokenizer = model::Tokenizer::Create(data);
   if (!tokenizer.ok()) return Annotate(tokenizer.status(), absl::StrCat(file, ": tokenizer"));
   return std::shared_ptr<const model::Tokenizer>(*std::move(tokenizer));
 }

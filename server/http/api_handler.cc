@@ -227,7 +227,7 @@ void ApiHandler::CountRefusal(const std::string& route, const std::string& metho
 void ApiHandler::Answer(Exchange& exchange, const Route& route, HttpResponse response) {
   CountAnswer(exchange, route, response.status);
   ShapeError(ShapeOf(route.path), response);
-  exchange.Respond(std::move(response));
+  exchange.Respond(response);
 }
 
 void ApiHandler::OnRequest(std::shared_ptr<Exchange> exchange) {
@@ -359,12 +359,12 @@ ApiHandler::Continuation ApiHandler::Begin(const Route& route, const std::shared
     if (!prepared->ok())
       return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
     if (draining_) return Answer(*exchange, route, Draining());
-    const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), about);
+    const auto generation = std::make_shared<Generation>(backend, options_, exchange, std::move(**prepared), about);
     generation->Start(inboxes_[exchange->io_thread()]);
   };
 }
 
-void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange) {
+void ApiHandler::Generate(const Route& route, const std::shared_ptr<Exchange>& exchange) {
   if (options_.request_timeout.count() > 0) exchange->LimitTime(options_.request_timeout);
   RequestContext context;
   context.id = exchange->id();

@@ -63,7 +63,7 @@ class ApiHandler : public HttpHandler {
   void OnWorker(const Route& route, const std::string& tenant, const std::shared_ptr<Exchange>& exchange, Work work);
   absl::StatusOr<ParsedGeneration> ParseGeneration(const Route& route, const std::string& body, const Backend& backend,
                                                    const RequestContext& context) const;
-  void Generate(const Route& route, std::shared_ptr<Exchange> exchange);
+  void Generate(const Route& route, const std::shared_ptr<Exchange>& exchange);
   Continuation Begin(const Route& route, const std::shared_ptr<Exchange>& exchange,
                      const std::shared_ptr<const Backend>& backend, absl::StatusOr<PreparedGeneration> request,
                      const GenerationContext& about);

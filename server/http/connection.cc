@@ -304,9 +304,9 @@ void Connection::BeginRequest() {
   owner_.OnExchangeBegan();
   const auto exchange = exchange_;
   if (refusal_) {
-    HttpResponse response = *std::move(refusal_);
+    const HttpResponse response = *std::move(refusal_);
     refusal_.reset();
-    exchange->Respond(std::move(response));
+    exchange->Respond(response);
   } else {
     handler_.OnRequest(exchange);
   }
@@ -376,7 +376,7 @@ std::string Connection::ResponseHead(const HttpResponse& response, bool stream) 
   return head;
 }
 
-void Connection::Respond(Exchange* exchange, HttpResponse response) {
+void Connection::Respond(Exchange* exchange, const HttpResponse& response) {
   if (exchange != exchange_.get()) return;
   if (response.close) keep_alive_ = false;
   std::string bytes = ResponseHead(response, /*stream=*/false);

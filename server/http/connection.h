@@ -56,7 +56,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void ShutdownExchange();     // tells the request under way to end
 
   // For Exchange.
-  void Respond(Exchange* exchange, HttpResponse response);
+  void Respond(Exchange* exchange, const HttpResponse& response);
   void BeginStream(Exchange* exchange);
   void WriteStream(Exchange* exchange, const std::string& frames, int tokens);
   void EndStream(Exchange* exchange);

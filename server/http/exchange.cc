@@ -14,10 +14,10 @@ Exchange::Exchange(std::shared_ptr<Connection> connection, RequestHead head, Req
 
 int Exchange::io_thread() const { return connection_->io_thread(); }
 
-void Exchange::Respond(HttpResponse response) {
+void Exchange::Respond(const HttpResponse& response) {
   if (gone_ || complete_) return;
   complete_ = true;
-  connection_->Respond(this, std::move(response));
+  connection_->Respond(this, response);
 }
 
 void Exchange::StartStream() {

@@ -40,7 +40,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   absl::Time arrived() const { return arrived_; }  // when its body was there
   int io_thread() const;
 
-  void Respond(HttpResponse response);
+  void Respond(const HttpResponse& response);
 
   // A stream of server-sent events: the head goes out with the first bytes. `tokens` counts towards the backlog.
   void StartStream();

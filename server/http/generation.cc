@@ -97,7 +97,7 @@ HttpResponse Generation::ErrorFor(const absl::Status& status) const {
 void Generation::Answer(HttpResponse response) {
   ShapeError(response_.spec().shape, response);
   CountAnswer(response.status);
-  exchange_->Respond(std::move(response));
+  exchange_->Respond(response);
 }
 
 void Generation::CountAnswer(int status) {

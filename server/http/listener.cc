@@ -129,7 +129,7 @@ void Listener::OnAccepted(tcp::socket socket, int io_thread) {
   if (connection) {
     connection->Post([connection, placed] { connection->Start(placed); });
   } else {
-    RefuseConnection(std::move(socket));
+    RefuseConnection(std::move(socket));  // NOLINT(bugprone-use-after-move): it went into no connection
   }
 }
 

@@ -68,7 +68,7 @@ std::optional<WorkTask> FairQueue::Remove(const CancelToken& token) {
   return std::nullopt;
 }
 
-WorkTask FairQueue::Take(Tenant& tenant, Lane& lane, std::deque<Lane::Entry>::iterator entry) {
+WorkTask FairQueue::Take(Tenant& tenant, Lane& lane, const std::deque<Lane::Entry>::iterator& entry) {
   WorkTask task = std::move(entry->task);
   lane.entries.erase(entry);
   --size_;

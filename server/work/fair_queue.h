@@ -80,7 +80,7 @@ class FairQueue {
   using Tenants = std::map<std::string, Tenant>;
 
   Tenants::iterator NextTenant();
-  WorkTask Take(Tenant& tenant, Lane& lane, std::deque<Lane::Entry>::iterator entry);
+  WorkTask Take(Tenant& tenant, Lane& lane, const std::deque<Lane::Entry>::iterator& entry);
 
   const WorkLimits limits_;
   Tenants tenants_;  // as many as keys name; forgotten when nothing waits

@@ -40,7 +40,7 @@ const Tokenizer& TokenizerFor(PreTokenizer pre) {
     for (int i = static_cast<int>(PreTokenizer::kGpt2); i <= static_cast<int>(PreTokenizer::kSmolLm); ++i) {
       TokenizerData data = SmallData();
       data.pre_tokenizer = static_cast<PreTokenizer>(i);
-      auto tokenizer = Tokenizer::Create(std::move(data));
+      auto tokenizer = Tokenizer::Create(data);
       DT_CHECK(tokenizer.ok(), tokenizer.status().ToString());
       all->push_back(*std::move(tokenizer));
     }

@@ -19,7 +19,7 @@ void FuzzTokenizerJson(const uint8_t* data, size_t size) {
     DT_CHECK(!parsed.status().message().empty());
     return;
   }
-  const auto tokenizer = model::Tokenizer::Create(*std::move(parsed));
+  const auto tokenizer = model::Tokenizer::Create(*parsed);
   if (!tokenizer.ok()) return;
   const auto ids = (*tokenizer)->Encode("The <s> 12 caf\xC3\xA9\n\n", {.parse_special = true});
   DT_CHECK(ids.ok(), ids.status().ToString());

@@ -19,7 +19,7 @@ std::shared_ptr<const model::Tokenizer> TokenizerAt(const std::filesystem::path&
   for (auto line = (*reader)->Next(); line.ok() && line->has_value(); line = (*reader)->Next()) text += **line + "\n";
   auto data = model::TokenizerDataFromJson(text);
   EXPECT_TRUE(data.ok()) << data.status();
-  auto tokenizer = model::Tokenizer::Create(*std::move(data));
+  auto tokenizer = model::Tokenizer::Create(*data);
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
   return std::shared_ptr<const model::Tokenizer>(*std::move(tokenizer));
 }

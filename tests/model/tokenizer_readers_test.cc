@@ -26,7 +26,7 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 // What Create says about `data` after `spoil`.
 std::string Refusal(TokenizerData data, const std::function<void(TokenizerData&)>& spoil) {
   spoil(data);
-  const auto tokenizer = Tokenizer::Create(std::move(data));
+  const auto tokenizer = Tokenizer::Create(data);
   EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument);
   return Message(tokenizer.status());
 }

@@ -108,7 +108,7 @@ TokenizerData TinySpmData() {
 }
 
 std::unique_ptr<const Tokenizer> Make(TokenizerData data) {
-  auto tokenizer = Tokenizer::Create(std::move(data));
+  auto tokenizer = Tokenizer::Create(data);
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
   return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
 }

@@ -32,7 +32,7 @@ std::shared_ptr<ServedModel> TestModel(int max_model_len, const std::vector<std:
   data.prefix_ids = {kBos};
   data.special.bos = kBos;
   data.special.eos = kEos;
-  auto tokenizer = model::Tokenizer::Create(std::move(data));
+  auto tokenizer = model::Tokenizer::Create(data);
   DT_CHECK(tokenizer.ok(), std::string(tokenizer.status().message()));
 
   auto served = std::make_shared<ServedModel>();
