@@ -99,6 +99,7 @@ class Engine {
 
   // From now on the sink hears of the prefix cache, in place of an earlier one. Nothing comes from an engine that has
   // none.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): engines that have one keep the sink
   virtual void WatchCache(std::shared_ptr<CacheSink> /*sink*/) {}
 
   virtual EngineStats stats() = 0;

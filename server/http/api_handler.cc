@@ -232,7 +232,7 @@ void ApiHandler::Answer(Exchange& exchange, const Route& route, HttpResponse res
 
 void ApiHandler::OnRequest(std::shared_ptr<Exchange> exchange) {
   const RouteMatch match = MatchRoute(exchange->head().method, exchange->head().path);
-  if (Generates(match.route->id)) return Generate(*match.route, std::move(exchange));
+  if (Generates(match.route->id)) return Generate(*match.route, exchange);
   switch (match.route->id) {
     case RouteId::kApplyTemplate:
     case RouteId::kCountTokens:
