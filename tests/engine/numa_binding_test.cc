@@ -49,7 +49,6 @@ TEST(NumaBinding, GivesAThreadTheNodesCoresAndItsMemory) {
   const std::vector<NumaNode> usable = UsableNodes(host);
   if (usable.empty()) GTEST_SKIP() << "the system names no NUMA nodes";
   const int before = CoresOfThisThread();
-  const std::string node = std::to_string(usable.back().number);
   std::thread bound([&] {
     const bool may_choose = MayChooseMemory();
     ASSERT_TRUE(BindToNumaNode("--numa-node", usable.back().number, host).ok());
