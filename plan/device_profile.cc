@@ -76,6 +76,7 @@ void FieldsOf(Io& io, StepOverhead& x) {
   io.Number("layer_sequence_s", x.layer_sequence_s, Least::kZero);
   io.Number("value_s", x.value_s, Least::kZero);
   io.Number("choice_s", x.choice_s, Least::kZero);
+  io.OptionalNumber("linear_layer_s", x.linear_layer_s);
 }
 template <typename Io>
 void FieldsOf(Io& io, DeviceProfile& x) {

@@ -12,8 +12,8 @@
 
 namespace dovetail::plan {
 
-// What ToJson writes. Version 1 has no rates of caches, and is read as well.
-inline constexpr int kProfileVersion = 2;
+// What ToJson writes. Earlier versions are read as well: 1 has no rates of caches, 2 no overhead of linear layers.
+inline constexpr int kProfileVersion = 3;
 
 // All threads together read so many bytes a second from memory, past every cache.
 struct ReadRate {
@@ -71,6 +71,7 @@ struct StepOverhead {
   double layer_sequence_s = 0;  // of each layer and sequence
   double value_s = 0;           // of each value that a layer's products read or write: norms, rope, activations, copies
   double choice_s = 0;          // of each entry of the vocabulary, for each token that is drawn
+  double linear_layer_s = 0;    // of each layer of linear attention, beyond layer_s: convolution, gates, norms
 };
 
 struct DeviceProfile {

@@ -81,6 +81,7 @@ absl::Status StepModel::AddGroup(LayerGroup id) {
   group.append_bytes = (spec.key_dim + spec.value_dim) * element + 4.0 * spec.gates;
   if (const proto::LinearSpec* const linear = work_.attention.linear(id); linear != nullptr) {
     group.linear = true;
+    linear_layers_ += group.ops;
     group.values_of_a_head = static_cast<double>(linear->key_dim) * linear->value_dim;
     const int dim = std::max(linear->key_dim, linear->value_dim);
     DT_ASSIGN_OR_RETURN(const StateRates there, attending.State(dim, linear->delta, linear->vector_decay));
@@ -205,7 +206,7 @@ StepCost StepModel::CostOf(const proto::StepPlan& plan) const {
   const StepOverhead& steps = compute_.steps;
   cost.parts.overhead_s = steps.step_s + sequences * steps.sequence_s +
                           work_.layers * (steps.layer_s + sequences * steps.layer_sequence_s) +
-                          rows * layer_values_ * steps.value_s +
+                          linear_layers_ * steps.linear_layer_s + rows * layer_values_ * steps.value_s +
                           drawn * static_cast<double>(work_.vocabulary) * steps.choice_s;
   cost.compute_s = cost.parts.weights_s + cost.parts.arithmetic_s + cost.parts.prompts_s + cost.parts.overhead_s;
   for (const StepCost::Worker& worker : cost.attention)

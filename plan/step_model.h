@@ -96,7 +96,8 @@ class StepModel {
   std::vector<Group> groups_;
   double weight_bytes_ = 0;
   double layer_values_ = 0;  // of all layers' products, for a row
-  double cached_ = 0;        // share of the weights that is read from caches
+  int linear_layers_ = 0;
+  double cached_ = 0;  // share of the weights that is read from caches
 };
 
 }  // namespace dovetail::plan

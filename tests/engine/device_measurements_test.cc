@@ -13,8 +13,8 @@ namespace {
 constexpr double kShort = 1e-6;  // three runs of each point
 
 // A step of L layers and B sequences takes 100 + 10 B + L (20 + 2 B + B V) us, V the values of a layer, and 5 us more
-// for each token and 1000 entries of the vocabulary.
-TEST(StepOverhead, IsSolvedForFromFiveModels) {
+// for each token and 1000 entries of the vocabulary. A linear layer takes 7 us more.
+TEST(StepOverhead, IsSolvedForFromSevenModels) {
   const auto step = [](double layers, double sequences, double values) {
     return 100 + 10 * sequences + layers * (20 + 2 * sequences + sequences * values);
   };
@@ -26,6 +26,8 @@ TEST(StepOverhead, IsSolvedForFromFiveModels) {
   s.few_wide.batch = step(2, 10, 100);
   s.many_wide.batch = step(8, 10, 100);
   s.large_vocabulary.batch = s.few.batch + 10 * 2 * 5;
+  s.few_linear = s.few.alone + 4 * 7;
+  s.many_linear = s.many.alone + 20 * 7;
   const plan::StepOverhead out = FitOverhead(s);
   EXPECT_NEAR(out.layer_s, 20, 1e-9);
   EXPECT_NEAR(out.layer_sequence_s, 2, 1e-9);
@@ -33,6 +35,7 @@ TEST(StepOverhead, IsSolvedForFromFiveModels) {
   EXPECT_NEAR(out.sequence_s, 10, 1e-9);
   EXPECT_NEAR(out.step_s, 100, 1e-9);
   EXPECT_NEAR(out.choice_s, 5e-3, 1e-9);
+  EXPECT_NEAR(out.linear_layer_s, 7, 1e-9);
   s.many.alone = 1;  // disturbed: many layers took less time than few
   EXPECT_EQ(FitOverhead(s).layer_s, 0);
 }

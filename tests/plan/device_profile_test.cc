@@ -30,11 +30,17 @@ TEST(DeviceProfiles, AreReadAsTheyWereWritten) {
   EXPECT_EQ(profile->attention[1].kv, DType::kF32);
   EXPECT_TRUE(profile->states[0].delta);
   EXPECT_DOUBLE_EQ(profile->steps.choice_s, 1e-9);
+  EXPECT_EQ(profile->steps.linear_layer_s, 0) << "not measured";
+  DeviceProfile linear = SmallProfile();
+  linear.steps.linear_layer_s = 2e-6;
+  const auto read = ParseDeviceProfile(ToJson(linear), "p.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_DOUBLE_EQ(read->steps.linear_layer_s, 2e-6);
 }
 
 TEST(DeviceProfiles, OfTheFirstVersionHaveNoRatesOfCaches) {
   const auto first =
-      ParseDeviceProfile(With("\"dovetail_device_profile\": 2", "\"dovetail_device_profile\": 1"), "p.json");
+      ParseDeviceProfile(With("\"dovetail_device_profile\": 3", "\"dovetail_device_profile\": 1"), "p.json");
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(first->CachedShare(1), 0);
 }
@@ -81,10 +87,10 @@ TEST(DeviceProfiles, ABadOneIsRefusedByLineOrField) {
   EXPECT_THAT(ErrorOf("{\n \"dovetail_device_profile\": 1,\n \"name\": }"), HasSubstr("p.json: is not JSON: "));
   EXPECT_THAT(ErrorOf("{\n \"dovetail_device_profile\": 1,\n \"name\": }"), HasSubstr("line 3"));
   EXPECT_THAT(ErrorOf("[]"), HasSubstr("dovetail_device_profile: has to be the profile's version"));
-  EXPECT_THAT(ErrorOf(With("\"dovetail_device_profile\": 2", "\"dovetail_device_profile\": 3")),
-              HasSubstr("version 3 is not 1..2"));
-  EXPECT_THAT(ErrorOf(With("\"dovetail_device_profile\": 2", "\"dovetail_device_profile\": 0")),
-              HasSubstr("version 0 is not 1..2"));
+  EXPECT_THAT(ErrorOf(With("\"dovetail_device_profile\": 3", "\"dovetail_device_profile\": 4")),
+              HasSubstr("version 4 is not 1..3"));
+  EXPECT_THAT(ErrorOf(With("\"dovetail_device_profile\": 3", "\"dovetail_device_profile\": 0")),
+              HasSubstr("version 0 is not 1..3"));
   EXPECT_THAT(ErrorOf(With("\"memory_gb\": 1.0", "\"memory_gb\": -1.0")), HasSubstr("p.json: memory_gb: -1.0 is no"));
   EXPECT_THAT(ErrorOf(With("\"memory_gb\": 1.0", "\"memory_gb\": \"1\"")), HasSubstr("memory_gb: \"1\" is no number"));
   EXPECT_THAT(ErrorOf(With("\"s_per_weight\": 1e-09", "\"s_per_weight\": 0")),

@@ -146,6 +146,22 @@ TEST(StepModel, StatesCostTheSameAtAnyLength) {
   }
 }
 
+TEST(StepModel, LinearLayersHaveAnOverheadOfTheirOwn) {
+  ModelWork work = SmallModel();
+  const proto::LinearSpec linear{
+      .heads = 3, .key_dim = 64, .value_dim = 64, .delta = true, .token_decay = true, .token_rate = true};
+  const proto::SoftmaxSpec softmax{.query_heads = 2, .kv_heads = 1, .key_dim = 64, .value_dim = 64, .scale = 1};
+  work.attention = *proto::AttentionTable::Build({softmax, linear, linear}, {{}, proto::LinearConstants{}, {}});
+  proto::StepEntry entry = Entry(0, 1);
+  entry.placement = proto::WholePlacement(work.attention, WorkerId(0), Epoch(1));
+  const auto overhead = [&](double linear_layer_s) {
+    DeviceProfile profile = SmallProfile();
+    profile.steps.linear_layer_s = linear_layer_s;
+    return StepModel::Create(work, profile, std::nullopt)->CostOf(PlanOf({entry})).parts.overhead_s;
+  };
+  EXPECT_NEAR(overhead(5e-6) - overhead(0), 2 * 5e-6, 1e-12) << "two of three layers";
+}
+
 TEST(StepModel, WhatTheProfileLacksIsNotGuessed) {
   ModelWork work = SmallModel();
   work.products[0].weights = "fp4";

@@ -7,10 +7,13 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "compute_worker/cuda/cuda_model.h"
 #include "engine/device_choice.h"
 #include "engine/embedded_cluster.h"
@@ -33,10 +36,15 @@ constexpr int kGpuWide = 2048, kGpuPrompt = 4096, kGpuHeadDim = 128, kPromptRoun
 constexpr double kPointSeconds = 0.05;
 constexpr int kProducts = 7;  // of a layer: q, k, v, o, gate, up, down
 constexpr int kNarrow = 64, kWide = 256, kVocabulary = 512, kLargeVocabulary = 32768, kHeadDim = 32;
+constexpr int kStateDim = 64;
 
-// Llama's shape: each of its seven products is `width` by `width`.
+enum class Layers : uint8_t { kSoftmax, kLinear };
+
+// Llama's shape: each of its seven products is `width` by `width`. kLinear: Qwen3.5's shape, with a gated DeltaNet head
+// of kStateDim in each layer and none of attention.
 struct SmallModel {
   int layers = kFewLayers, width = kNarrow, vocabulary = kVocabulary, head_dim = kHeadDim;
+  Layers kind = Layers::kSoftmax;
 };
 
 struct RemoveFolder {
@@ -47,19 +55,32 @@ struct RemoveFolder {
   }
 };
 
+std::string ConfigOf(const SmallModel& shape) {
+  const bool linear = shape.kind == Layers::kLinear;
+  std::string text = absl::StrFormat(
+      R"({"architectures": ["%s"], "model_type": "%s", "hidden_act": "silu", "hidden_size": %d,
+ "intermediate_size": %d, "max_position_embeddings": 8192, "num_attention_heads": %d, "num_hidden_layers": %d,
+ "num_key_value_heads": %d, "head_dim": %d, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": true,
+ "torch_dtype": "bfloat16", "vocab_size": %d)",
+      linear ? "Qwen3_5ForCausalLM" : "LlamaForCausalLM", linear ? "qwen3_5_text" : "llama", shape.width, shape.width,
+      shape.width / shape.head_dim, shape.layers, shape.width / shape.head_dim, shape.head_dim, shape.vocabulary);
+  if (linear)
+    absl::StrAppendFormat(
+        &text,
+        R"(, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": %d,
+ "linear_value_head_dim": %d, "linear_conv_kernel_dim": 4, "layer_types": ["%s"])",
+        kStateDim, kStateDim,
+        absl::StrJoin(std::vector<std::string>(static_cast<size_t>(shape.layers), "linear_attention"), R"(", ")"));
+  return text + "}";
+}
+
 // `gpu`: weights are left to it.
 absl::StatusOr<std::unique_ptr<model::LoadedModel>> Load(const SmallModel& shape, bool gpu, kernels::ThreadPool& pool) {
   std::error_code error;
   std::string pattern = (fs::temp_directory_path(error) / "dovetail-device-XXXXXX").string();
   if (error || mkdtemp(pattern.data()) == nullptr) return ResourceExhausted("no folder can be made in ", pattern);
   const RemoveFolder folder{pattern};
-  std::ofstream(folder.path / "config.json") << absl::StrFormat(
-      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": %d,
- "intermediate_size": %d, "max_position_embeddings": 8192, "num_attention_heads": %d, "num_hidden_layers": %d,
- "num_key_value_heads": %d, "head_dim": %d, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": true,
- "torch_dtype": "bfloat16", "vocab_size": %d})",
-      shape.width, shape.width, shape.width / shape.head_dim, shape.layers, shape.width / shape.head_dim,
-      shape.head_dim, shape.vocabulary);
+  std::ofstream(folder.path / "config.json") << ConfigOf(shape);
   DT_ASSIGN_OR_RETURN(auto checkpoint, model::OpenDummyCheckpoint(folder.path));
   const auto format = gpu ? model::WeightFormat::kElsewhere : model::WeightFormat::kAuto;
   return model::LoadModel(std::move(checkpoint), format, &pool, {});
@@ -158,10 +179,12 @@ absl::StatusOr<double> MeasurePrompt(const SmallModel& shape, int tokens, kernel
   return best;
 }
 
-// What one layer's products take on a GPU, which runs q, k and v as one, and gate and up. Its calls are in their times.
-absl::StatusOr<double> GpuProductsOfLayer(kernels::cuda::CudaDevice& gpu, int64_t rows, int64_t width) {
+// What one layer's products take on a GPU, which runs those of one input as one: q, k and v (of linear layers also z),
+// and gate and up. Its calls are in their times.
+absl::StatusOr<double> GpuProductsOfLayer(kernels::cuda::CudaDevice& gpu, int64_t rows, int64_t width,
+                                          Layers kind = Layers::kSoftmax) {
   double sum = 0;
-  for (const int outputs : {3, 1, 2, 1}) {
+  for (const int outputs : {kind == Layers::kLinear ? 4 : 3, 1, 2, 1}) {
     DT_ASSIGN_OR_RETURN(const double one, MeasureGpuProduct(gpu, rows, outputs * width, width, kPointSeconds));
     sum += one;
   }
@@ -192,7 +215,21 @@ absl::Status LeaveOutCalls(kernels::cuda::CudaDevice& gpu, OverheadSamples& samp
     model->alone -= layers * alone;
     model->batch -= layers * batch;
   }
+  DT_ASSIGN_OR_RETURN(const double linear, GpuProductsOfLayer(gpu, 1, kNarrow, Layers::kLinear));
+  samples.few_linear -= kFewLayers * linear;
+  samples.many_linear -= kManyLayers * linear;
   return absl::OkStatus();
+}
+
+// Of one sequence, less what `profile` says of the states.
+absl::StatusOr<double> MeasureLinear(int layers, kernels::Device& device, int threads,
+                                     const plan::DeviceProfile& profile) {
+  DT_ASSIGN_OR_RETURN(const plan::StateRates states, profile.State(kStateDim, /*delta=*/true, /*vector_decay=*/false));
+  const SmallModel shape{.layers = layers, .kind = Layers::kLinear};
+  DT_ASSIGN_OR_RETURN(const SmallEngine engine, Start(shape, kStepTokens, device, threads));
+  PromptSource prompts{shape.vocabulary};
+  DT_ASSIGN_OR_RETURN(const double alone, MeasureAlone(*engine.cluster, prompts));
+  return alone - layers * double{kStateDim} * kStateDim * states.decode_s_per_value;
 }
 
 }  // namespace
@@ -212,6 +249,8 @@ plan::StepOverhead FitOverhead(const OverheadSamples& s) {
   out.layer_sequence_s = positive(row - s.narrow_values * out.value_s);
   out.sequence_s = positive((step_batch - step_alone) / others);
   out.step_s = positive(step_alone - out.sequence_s);
+  const double linear = (s.many_linear - s.few_linear) / (s.many_layers - s.few_layers);
+  out.linear_layer_s = positive(linear - layer_alone);
   out.choice_s = positive((s.large_vocabulary.batch - s.few.batch) / (s.sequences * s.more_vocabulary));
   return out;
 }
@@ -227,6 +266,8 @@ absl::StatusOr<plan::StepOverhead> MeasureStepOverhead(kernels::Device& device, 
   OverheadSamples samples;
   DT_ASSIGN_OR_RETURN(samples.few, Measure({}, device, threads));
   DT_ASSIGN_OR_RETURN(samples.many, Measure({.layers = kManyLayers}, device, threads));
+  DT_ASSIGN_OR_RETURN(samples.few_linear, MeasureLinear(kFewLayers, device, threads, profile));
+  DT_ASSIGN_OR_RETURN(samples.many_linear, MeasureLinear(kManyLayers, device, threads, profile));
   if (gpu == nullptr) {  // else MeasureGpuValue takes the place of what they say
     DT_ASSIGN_OR_RETURN(samples.few_wide, Measure({.layers = kFewWideLayers, .width = kWide}, device, threads));
     DT_ASSIGN_OR_RETURN(samples.many_wide, Measure({.layers = kManyWideLayers, .width = kWide}, device, threads));
