@@ -138,6 +138,7 @@ class Checkpoint {
   virtual const GgufFile* gguf() const { return nullptr; }
   // The folder with tokenizer.json and its kin, or that the GGUF file lies in.
   const std::filesystem::path& folder() const { return folder_; }
+  void set_folder(std::filesystem::path folder) { folder_ = std::move(folder); }
   // What to call the model in texts: the base name of the file or folder.
   const std::string& name() const { return name_; }
 

@@ -78,7 +78,9 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenDummyCheckpoint(const fs::path& 
   if (!error) fs::copy_file(folder / "config.json", model / "config.json", error);
   if (error) return ResourceExhausted("--load-format dummy: ", model.string(), ": ", error.message());
   DT_RETURN_IF_ERROR(WriteWeights(config, model / "model.safetensors"));
-  return OpenCheckpoint(model);
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint, OpenCheckpoint(model));
+  checkpoint->set_folder(folder);
+  return checkpoint;
 }
 
 }  // namespace dovetail::model
