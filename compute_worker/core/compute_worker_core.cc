@@ -163,6 +163,7 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
     return;
   }
   waiting_ = std::move(event.plan);
+  waits_for_ = last_begun_;
   BeginWaiting(actions);
 }
 
@@ -456,7 +457,7 @@ void ComputeWorkerCore::On(SampleBegun event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
   if (!batch.running) return;
   batch.drawing = true;
-  if (event.micro_batch == last_begun_) BeginWaiting(actions);
+  if (event.micro_batch == waits_for_) BeginWaiting(actions);
 }
 
 void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {
@@ -514,7 +515,7 @@ void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector
   }
   EndInOrder(batch, std::move(result), actions);
   if (batch.last->status != StepStatus::kOk) FailFollower(id, actions);
-  if (id == last_begun_) BeginWaiting(actions);
+  if (id == waits_for_) BeginWaiting(actions);
 }
 
 }  // namespace dovetail::compute

@@ -593,7 +593,7 @@ class ComputeWorkerCore {
   StateSlots state_slots_;
   RankInbox inbox_;
   std::optional<proto::StepPlan> waiting_;  // for what the step before it draws
-  MicroBatchId last_begun_;
+  MicroBatchId last_begun_, waits_for_;     // waiting_ waits for the second, whatever has begun since
   ComputeWorkerCounters counters_;
 };
 

@@ -40,7 +40,7 @@ absl::Status ComputeWorkerCore::CheckInvariants() const {
       if (!is_first && !follows) return broken("sequence ", entry.sequence.value(), " is in another step as well");
     }
   }
-  if (waiting_.has_value() && !micro_batches_[last_begun_.value()].running)
+  if (waiting_.has_value() && !micro_batches_[waits_for_.value()].running)
     return Internal("step ", waiting_->step.value(), " waits for one that has ended");
   return absl::OkStatus();
 }

@@ -34,7 +34,7 @@ TokenId DrawnIn(const StepResult& result, const StepEntry& asks) {
 // known here.
 void ComputeWorkerCore::BeginWaiting(std::vector<Action>& actions) {
   if (!waiting_.has_value()) return;
-  const MicroBatch& before = micro_batches_[last_begun_.value()];
+  const MicroBatch& before = micro_batches_[waits_for_.value()];
   const bool answered = std::all_of(before.parts.begin(), before.parts.end(),
                                     [](const WorkerPart& part) { return part.unanswered.empty(); });
   if (before.running && (!before.drawing || before.aborted || !answered)) return;
@@ -61,7 +61,7 @@ void ComputeWorkerCore::BeginWaiting(std::vector<Action>& actions) {
         absl::StrCat("sequence ", entry.sequence.value(), ": the step before draws no token at ", entry.ctx_len);
   }
   if (failure.error.empty())
-    return Begin(std::move(plan), on_device ? std::optional(last_begun_) : std::nullopt, actions);
+    return Begin(std::move(plan), on_device ? std::optional(waits_for_) : std::nullopt, actions);
   ++counters_.refused_plans;
   const MicroBatchId id = plan.micro_batch;
   actions.push_back(FinishStep{id, std::move(failure)});

@@ -348,6 +348,15 @@ TEST_F(DrawnBeforeTest, AStepWaitsUntilTheOneBeforeDrawsOnTheDevice) {
   EXPECT_TRUE(core_.running(MicroBatchId(1)));
 }
 
+TEST_F(DrawnBeforeTest, AStepWaitsForTheOneBeforeItWhateverHasBegunSince) {
+  RunToSample();
+  EXPECT_THAT(PlanFollower(), IsEmpty());
+  EXPECT_THAT(Plan(3, {Entry(2, On(0))}, 2), ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
+  EXPECT_THAT(Feed(SampleBegun{MicroBatchId(0)}), ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
+  EXPECT_EQ(core_.DrawnBy(MicroBatchId(1)), MicroBatchId(0));
+  EXPECT_TRUE(core_.CheckInvariants().ok());
+}
+
 TEST_F(DrawnBeforeTest, WhereTokensAreDrawnOnTheHostItTakesThemFromTheResult) {
   RunToSample();
   EXPECT_THAT(PlanFollower(), IsEmpty());
