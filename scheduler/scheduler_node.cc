@@ -37,9 +37,10 @@ SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, tra
       on_step_(std::move(on_step)),
       step_tokens_(kMaxMicroBatches) {}
 
-void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate) {
+void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate,
+                                       std::optional<WorkerId> pair) {
   attention_.push_back(Peer{worker, epoch, node});
-  Handle(AttentionWorkerJoined{worker, epoch, kv_blocks, rate});
+  Handle(AttentionWorkerJoined{worker, epoch, kv_blocks, rate, pair});
   NoteWhatFits();
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,8 +36,9 @@ class SchedulerNode final : public transport::FrameHandler {
   void SetCacheListener(std::function<void(requests::CacheEvents)> tell) { tell_cache_ = std::move(tell); }
   requests::CacheEvents CacheSnapshot() const { return core_.CacheSnapshot(); }
 
-  // Peers, at any time. kv_blocks: capacity in KvBlocks; rate: as AttentionWorkerJoined.
-  void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate = 1);
+  // Peers, at any time. kv_blocks: capacity in KvBlocks; rate, pair: as AttentionWorkerJoined.
+  void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate = 1,
+                          std::optional<WorkerId> pair = std::nullopt);
   // leaves_states, kind: as ComputeWorkerJoined.
   void AddComputeWorker(WorkerId worker, NodeId node, bool leaves_states = false, int kind = 0);
 

@@ -64,7 +64,8 @@ WorkerId ComputePool::WorkerOf(int micro_batch, int failed_attempts) const {
 }
 
 bool ComputePool::MayStepIn(const Sequence& sequence, int micro_batch) const {
-  const std::optional<WorkerId>& only = sequence.params().only_compute_worker;
+  const std::optional<WorkerId>& asked = sequence.params().only_compute_worker;
+  const std::optional<WorkerId>& only = asked ? asked : sequence.pair;
   if (!only || workers_.empty()) return true;
   if (std::find(workers_.begin(), workers_.end(), *only) == workers_.end()) return true;
   return WorkerOf(micro_batch) == *only;

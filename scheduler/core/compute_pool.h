@@ -56,7 +56,8 @@ class ComputePool {
   // The worker of a micro-batch; after failed attempts at a step it is another one, where there is one.
   // Requires: not empty().
   WorkerId WorkerOf(int micro_batch, int failed_attempts = 0) const;
-  // False if the request may run on another compute worker only, and that one is there.
+  // False if the request may run on another compute worker only, or the sequence lies with another (Sequence::pair),
+  // and that one is there.
   bool MayStepIn(const Sequence& sequence, int micro_batch) const;
 
   // A step finished. `sequences`: members of all micro-batches; `decodes`: none of its entries read a prompt.

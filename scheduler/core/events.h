@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -48,6 +49,9 @@ struct AttentionWorkerJoined {
   Epoch epoch;
   uint64_t kv_blocks = 0;  // capacity in KvBlocks: 64 tokens x one KV head x one attention op
   double rate = 1;         // how fast it reads KV, in any unit that is the same for all
+  // The compute worker on its GPU, in one process with it: a pair. A step of sequences that lie whole on the one is
+  // fastest on the other.
+  std::optional<WorkerId> pair = std::nullopt;
 };
 struct AttentionWorkerLost {  // what lay on it is lost: its sequences begin again elsewhere, from the token log
   WorkerId worker;

@@ -7,8 +7,8 @@
 
 namespace dovetail::scheduler {
 
-void KvBudget::Join(WorkerId id, Epoch epoch, uint64_t capacity, double rate) {
-  const Worker joined{.id = id, .epoch = epoch, .capacity = capacity, .rate = rate > 0 ? rate : 1};
+void KvBudget::Join(WorkerId id, Epoch epoch, uint64_t capacity, double rate, std::optional<WorkerId> pair) {
+  const Worker joined{.id = id, .epoch = epoch, .capacity = capacity, .rate = rate > 0 ? rate : 1, .pair = pair};
   if (const auto known = IndexOf(id)) {
     const uint64_t used = workers_[*known].used;
     workers_[*known] = joined;

@@ -43,8 +43,9 @@ class KvBudget {
     Epoch epoch;
     uint64_t capacity = 0;
     uint64_t used = 0;
-    uint64_t freed = 0;     // how often blocks were given back
-    double rate = 1;        // AttentionWorkerJoined
+    uint64_t freed = 0;                           // how often blocks were given back
+    double rate = 1;                              // AttentionWorkerJoined
+    std::optional<WorkerId> pair = std::nullopt;  // AttentionWorkerJoined
     bool lost = false;      // sequences that lay on it may still be charged here until their steps return
     bool draining = false;  // keeps what it has
     bool usable() const { return !lost && !draining; }
@@ -61,7 +62,7 @@ class KvBudget {
   proto::LinearPrompts linear_prompts() const { return linear_; }
 
   // A worker that was known keeps its index and what is charged to it.
-  void Join(WorkerId id, Epoch epoch, uint64_t capacity, double rate = 1);
+  void Join(WorkerId id, Epoch epoch, uint64_t capacity, double rate = 1, std::optional<WorkerId> pair = std::nullopt);
   const std::vector<Worker>& workers() const { return workers_; }  // in the order they joined
   // Nothing new may lie on a lost or draining worker. Once no sequence names a lost one any more, Forget() lets a
   // newcomer take its index.

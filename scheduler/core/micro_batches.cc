@@ -13,7 +13,7 @@ bool MicroBatch::IsAnsweredBy(const proto::StepResult& result) const {
                     [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
 }
 
-MicroBatches::MicroBatches(ComputePool& pool) : pool_(pool), batches_(kMaxMicroBatches) {}
+MicroBatches::MicroBatches(ComputePool& pool) : pool_(pool), batches_(kMaxMicroBatches), draining_(kMaxMicroBatches) {}
 
 // ---- members ----
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -118,16 +119,19 @@ class MicroBatches {
   MicroBatch* FollowedBy(const MicroBatch& batch);  // the step in flight that this one follows; null: none
   MicroBatch& HomeOf(const MicroBatch& batch) { return batches_[static_cast<size_t>(batch.home)]; }
   bool any_in_flight() const;
+  // A step is sent now; and whether that compute worker was sent none after this one.
+  void NoteSent(const MicroBatch& flight) { newest_[flight.compute_worker] = flight.step; }
+  bool IsNewest(const MicroBatch& flight) const { return newest_.at(flight.compute_worker) == flight.step; }
   // A step with a part of a prompt, or without one, is sent now: which steps of its compute worker wait for prompts.
   void NotePrompt(MicroBatch& flight, bool has_prompt);
   // A step of `work` (StepPatience::WorkOf) is sent now. Compute workers are taken to do their steps in turn.
   void SetDeadline(MicroBatch& flight, double work, absl::Time now);
   // When a step in flight is overdue, or a micro-batch that waits may be planned.
   absl::Time NextDeadline(absl::Time now) const;
-  // Planning steps before the tokens of those before are known stops until none is in flight.
-  bool draining() const { return draining_; }
-  void Drain() { draining_ = true; }
-  void EndDrain() { draining_ = false; }
+  // Planning steps of these members before the tokens of those before are known stops until none is in flight.
+  bool draining(int home) const { return draining_[static_cast<size_t>(home)]; }
+  void Drain(int home) { draining_[static_cast<size_t>(home)] = true; }
+  void EndDrain(int home) { draining_[static_cast<size_t>(home)] = false; }
 
  private:
   void Enlist(Sequence& sequence, int index);
@@ -137,7 +141,8 @@ class MicroBatches {
   ComputePool& pool_;
   std::vector<MicroBatch> batches_;  // kMaxMicroBatches
   uint64_t next_step_ = 1;
-  bool draining_ = false;
+  std::vector<bool> draining_;  // by micro-batch
+  std::map<WorkerId, StepId> newest_;
 };
 
 }  // namespace dovetail::scheduler

@@ -166,6 +166,7 @@ void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part,
   flight.chunk = {};
   flight.group = part.group;
   flight.compute_worker = address.worker;
+  batches_.NoteSent(flight);
   flight.entries.resize(1);
   RunStep run{
       .compute_worker = address.worker,

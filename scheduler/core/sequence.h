@@ -88,6 +88,9 @@ struct Sequence {
   bool shares_prefix = false;  // is one of the users of the request's `shared`
   bool awaits_forks = false;   // siblings are being forked from it
   bool on_slow_tier = false;   // some of it, with PlacementPolicy::kTiers: as of when steps were planned last
+  // All of it lies on the attention worker of a pair, with this compute worker (AttentionWorkerJoined): as of then,
+  // too.
+  std::optional<WorkerId> pair;
   int micro_batch = -1;
   int in_flight = 0;          // steps that contain it: two if one follows the other
   int flying = 0;             // its new tokens in those

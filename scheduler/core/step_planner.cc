@@ -28,14 +28,20 @@ bool MayGoAhead(const Sequence& sequence, int max_model_len) {
 
 void StepPlanner::Plan(bool requests_wait) {
   if (pool_.empty()) return;
-  if (RunsAhead()) return PlanAhead();
+  if (IsOnePair()) return PlanAhead(0, 1);
   // The one that has waited longest first, so that no micro-batch always finds the KV taken.
   idle_.clear();
   PartTiers();
   batches_.EmptyUnused();
+  SendToPairs();
   groups_.Plan(requests_wait);
+  const int workers = static_cast<int>(pool_.workers().size());
   for (int i = 0; i < pool_.micro_batches_in_use(); ++i)
-    if (batches_[i].MayBePlanned(turn_.now())) idle_.push_back(i);
+    if (RunsAhead(i, i + workers)) {
+      PlanAhead(i, i + workers);
+    } else if (batches_[i].MayBePlanned(turn_.now())) {
+      idle_.push_back(i);
+    }
   std::sort(idle_.begin(), idle_.end(),
             [&](int a, int b) { return std::make_pair(batches_[a].step, a) < std::make_pair(batches_[b].step, b); });
   for (const int index : idle_) PlanStep(index, index, nullptr);
@@ -58,22 +64,62 @@ void StepPlanner::PartTiers() {
   batches_.PartTiers(any_fast && any_slow);
 }
 
-bool StepPlanner::RunsAhead() const {
+// Before any step is planned: a micro-batch that has been passed over is looked at again when a step ends.
+void StepPlanner::SendToPairs() {
+  const std::vector<KvBudget::Worker>& workers = accounts_.budget().workers();
+  const auto in_pair = [](const KvBudget::Worker& worker) { return worker.pair.has_value(); };
+  const bool any = std::any_of(workers.begin(), workers.end(), in_pair);
+  if (!std::exchange(had_pairs_, any) && !any) return;
+  for (MicroBatch& batch : batches_)
+    for (Sequence* sequence : batch.members) {
+      const WorkerId first = sequence->placement.front().worker;
+      const auto there = [&](const proto::Shard& shard) { return shard.worker == first; };
+      const bool whole = std::all_of(sequence->placement.begin(), sequence->placement.end(), there);
+      const std::optional<int> index = whole ? accounts_.budget().IndexOf(first) : std::nullopt;
+      sequence->pair = index ? workers[static_cast<size_t>(*index)].pair : std::nullopt;
+    }
+  for (int i = 0; i < pool_.micro_batches_in_use(); ++i) batches_.SendHome(i);
+}
+
+// One compute worker and one attention worker, of which the embedder says that they are a pair: run_ahead.
+bool StepPlanner::IsOnePair() const {
   return options_.run_ahead && pool_.workers().size() == 1 && accounts_.budget().workers().size() == 1;
+}
+
+// Of several pairs: a step of a micro-batch may follow another if all members lie on the attention worker of its pair.
+// Steps of others cross through the hosts, and tokens that were drawn before are not there.
+bool StepPlanner::MayRunAhead(int index) const {
+  if (IsOnePair()) return true;
+  const MicroBatch& home = batches_[index];
+  const WorkerId worker = pool_.WorkerOf(index);
+  return home.failed_attempts == 0 &&
+         std::all_of(home.members.begin(), home.members.end(), [&](const auto* one) { return one->pair == worker; });
+}
+
+bool StepPlanner::RunsAhead(int first, int second) const {
+  if (!options_.run_ahead || pool_.micro_batches_in_use() != static_cast<int>(pool_.workers().size())) return false;
+  if (batches_[first].group != StepId() || batches_[second].group != StepId()) return false;
+  return batches_[second].in_flight || MayRunAhead(first);
+}
+
+// It ends with a draw for each of its entries, and the compute worker takes the next step as the one behind it.
+bool StepPlanner::MayBeFollowed(const MicroBatch& flight, int home) const {
+  return flight.home == home && batches_.IsNewest(flight) && !batches_.draining(home) && MayFollow(flight) &&
+         MayRunAhead(home);
 }
 
 // Two steps of one set of sequences are in flight, in two slots that take turns, as long as the one that was planned
 // last may be followed.
-void StepPlanner::PlanAhead() {
+void StepPlanner::PlanAhead(int first, int second) {
   batches_.EmptyUnused();
-  const MicroBatch& home = batches_[0];
+  const MicroBatch& home = batches_[first];
   while (!home.held && home.not_before <= turn_.now()) {
-    const bool first = batches_[0].in_flight, second = batches_[1].in_flight;
-    if (first && second) return;
-    const MicroBatch* after = first ? &batches_[0] : second ? &batches_[1] : nullptr;
-    if (after == nullptr) batches_.EndDrain();
-    if (after != nullptr && (batches_.draining() || !MayFollow(*after))) return;
-    if (!PlanStep(0, first ? 1 : 0, after)) return;
+    const bool one = batches_[first].in_flight, other = batches_[second].in_flight;
+    if (one && other) return;
+    const MicroBatch* after = one ? &batches_[first] : other ? &batches_[second] : nullptr;
+    if (after == nullptr) batches_.EndDrain(first);
+    if (after != nullptr && !MayBeFollowed(*after, first)) return;
+    if (!PlanStep(first, one ? second : first, after)) return;
   }
 }
 
@@ -88,7 +134,7 @@ bool StepPlanner::PlanStep(int index, int slot, const MicroBatch* after) {
   writer_.Begin(pool_.WorkerOf(index, batch.failed_attempts));
   int budget = options_.max_num_batched_tokens;
   batch.prefill_only_last = !options_.enable_chunked_prefill && !batch.prefill_only_last && LongestWaitsForRoom(batch);
-  if (!batch.prefill_only_last) ChooseDecodes(batch, after != nullptr, budget);
+  if (!batch.prefill_only_last) ChooseDecodes(batch, after, budget);
   chunks_ = {.room_s = std::numeric_limits<double>::infinity()};
   ChoosePrefills(batch, budget);
   if (chosen_.empty()) return false;
@@ -99,6 +145,7 @@ bool StepPlanner::PlanStep(int index, int slot, const MicroBatch* after) {
   flight.home = index;
   flight.step = batches_.NextStep();
   flight.compute_worker = writer_.compute_worker();
+  batches_.NoteSent(flight);
   RunStep run{.compute_worker = flight.compute_worker,
               .plan = {.step = flight.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)), .entries = {}}};
   WriteEntries(flight, run.plan);
@@ -175,16 +222,21 @@ bool StepPlanner::LongestWaitsForRoom(const MicroBatch& batch) const {
   return oldest != nullptr && decodes + oldest->prefill_end() - oldest->ctx_len > options_.max_num_batched_tokens;
 }
 
-void StepPlanner::ChooseDecodes(MicroBatch& batch, bool ahead, int& budget) {
+void StepPlanner::ChooseDecodes(MicroBatch& batch, const MicroBatch* after, int& budget) {
   scratch_.assign(batch.members.begin(), batch.members.end());  // growing one may preempt another
+  followed_.clear();
+  if (after != nullptr)
+    for (const PlannedEntry& entry : after->entries) followed_.push_back(entry.sequence);
+  std::sort(followed_.begin(), followed_.end());
   const int index = batches_.IndexOf(batch);
   for (Sequence* sequence : scratch_) {
     if (budget == 0) return;
     if (sequence->micro_batch != index) continue;
-    if (ahead && MayGoAhead(*sequence, options_.max_model_len)) {
+    const bool follows = std::binary_search(followed_.begin(), followed_.end(), sequence);
+    if (follows && MayGoAhead(*sequence, options_.max_model_len)) {
       if (!writer_.MayGive(*sequence)) continue;
       if (!growth_.GrowAhead(*sequence)) {
-        batches_.Drain();
+        batches_.Drain(index);
         continue;
       }
     } else {
@@ -192,7 +244,7 @@ void StepPlanner::ChooseDecodes(MicroBatch& batch, bool ahead, int& budget) {
           !writer_.MayGive(*sequence))
         continue;
       if (!growth_.Grow(*sequence, sequence->ctx_len + 1)) {
-        batches_.Drain();  // others may have to give way, once they are in no step
+        batches_.Drain(index);  // others may have to give way, once they are in no step
         continue;
       }
     }

@@ -49,12 +49,16 @@ class StepPlanner {
   };
 
   void PartTiers();
-  bool RunsAhead() const;
-  void PlanAhead();
+  void SendToPairs();
+  bool IsOnePair() const;
+  bool MayRunAhead(int index) const;
+  bool RunsAhead(int first, int second) const;
+  bool MayBeFollowed(const MicroBatch& flight, int home) const;
+  void PlanAhead(int first, int second);
   bool PlanStep(int index, int slot, const MicroBatch* after);
   void WriteEntries(MicroBatch& flight, proto::StepPlan& plan);
   bool LongestWaitsForRoom(const MicroBatch& batch) const;
-  void ChooseDecodes(MicroBatch& batch, bool ahead, int& budget);
+  void ChooseDecodes(MicroBatch& batch, const MicroBatch* after, int& budget);  // `after`: as PlanStep
   void ChoosePrefills(MicroBatch& batch, int& budget);
   void GivePrefill(Sequence& sequence, int most, int& budget);
   Position Shortened(const Sequence& sequence, Position most);
@@ -72,8 +76,9 @@ class StepPlanner {
   PrefillGroups& groups_;
   Growth& growth_;
   Turn& turn_;
-  std::vector<Sequence*> scratch_, chosen_;  // kept for their capacity
+  std::vector<Sequence*> scratch_, chosen_, followed_;  // kept for their capacity
   std::vector<int> idle_;
+  bool had_pairs_ = false;  // when steps were planned last
   Chunks chunks_;
   uint64_t shortened_chunks_ = 0;
 };

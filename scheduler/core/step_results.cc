@@ -27,27 +27,27 @@ void StepResults::On(const StepFinished& event) {
   MicroBatch* const before = batch.voided ? nullptr : batches_.FollowedBy(batch);
   if (before != nullptr) {  // results come in order: its own is lost
     before->unreadable = batch.voided = true;
-    batches_.Drain();
-    failed_ = proto::StepResult{.step = before->step,
-                                .micro_batch = MicroBatchId(static_cast<uint16_t>(batches_.IndexOf(*before))),
-                                .status = proto::StepStatus::kWorkerFailed,
-                                .error = "its result was lost"};
+    batches_.Drain(batch.home);
+    failed_[batch.home] = {.step = before->step,
+                           .micro_batch = MicroBatchId(static_cast<uint16_t>(batches_.IndexOf(*before))),
+                           .status = proto::StepStatus::kWorkerFailed,
+                           .error = "its result was lost"};
   }
   const bool complete = result.status != proto::StepStatus::kOk || batch.IsAnsweredBy(result);
   MicroBatch* const follower = batches_.FollowerOf(batch);
   if (follower != nullptr && (result.status != proto::StepStatus::kOk || !complete)) {
     // Nothing of either was committed. What the failure asks for is done when no sequence is in a step any more.
     follower->voided = true;
-    batches_.Drain();
-    failed_ = result;
+    batches_.Drain(batch.home);
+    failed_[batch.home] = result;
     return;
   }
   if (batch.voided) {
     if (result.status == proto::StepStatus::kOk) failures_.LoseSequences(batch);
     batch.in_flight = batch.voided = false;
     failures_.Repeat(batch);
-    const std::optional<proto::StepResult> failed = std::exchange(failed_, std::nullopt);
-    if (failed.has_value()) FinishStep(batches_[failed->micro_batch.value()], *failed);
+    const auto failed = failed_.extract(batch.home);
+    if (!failed.empty()) FinishStep(batches_[failed.mapped().micro_batch.value()], failed.mapped());
     return;
   }
   FinishStep(batch, result);
@@ -257,7 +257,8 @@ void StepResults::TakeToken(const PlannedEntry& entry, const proto::EntryResult&
 }
 
 void StepResults::LoseSteps(WorkerId compute_worker) {
-  failed_.reset();
+  for (const MicroBatch& batch : batches_)
+    if (batch.in_flight && batch.compute_worker == compute_worker) failed_.erase(batch.home);
   groups_.LoseEndedRanks(compute_worker);
   for (const MicroBatch& batch : batches_)
     if (batch.in_flight && batch.compute_worker == compute_worker && batches_.FollowedBy(batch) != nullptr)

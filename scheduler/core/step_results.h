@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 
 #include "scheduler/core/admission.h"
@@ -66,7 +67,7 @@ class StepResults {
   Admission& admission_;
   StepFailures& failures_;
   Turn& turn_;
-  std::optional<proto::StepResult> failed_;  // of a step whose follower is still in flight
+  std::map<int, proto::StepResult> failed_;  // by MicroBatch::home: of a step whose follower is still in flight
   Counts counts_;
 };
 

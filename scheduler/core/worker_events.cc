@@ -11,7 +11,7 @@ namespace dovetail::scheduler {
 void WorkerEvents::On(const AttentionWorkerJoined& event) {
   const bool restarted = budget().IndexOf(event.worker).has_value();
   if (!restarted) ForgetLostWorkers();
-  budget().Join(event.worker, event.epoch, event.kv_blocks, event.rate);
+  budget().Join(event.worker, event.epoch, event.kv_blocks, event.rate, event.pair);
   if (restarted) {
     moves_.ForgetTo(event.worker, event.epoch);
     RestartSequencesOn(event.worker, event.epoch);

@@ -59,8 +59,9 @@ FakeCluster::FakeCluster(ClusterOptions options)
     workers_.emplace_back(id, Epoch(1), options_.kv_blocks[i], &options_.scheduler.attention,
                           options_.scheduler.enable_prefix_caching);
     const double rate = i < options_.rates.size() ? options_.rates[i] : 1;
-    Post(now_,
-         AttentionWorkerJoined{.worker = id, .epoch = Epoch(1), .kv_blocks = options_.kv_blocks[i], .rate = rate});
+    AttentionWorkerJoined joined{.worker = id, .epoch = Epoch(1), .kv_blocks = options_.kv_blocks[i], .rate = rate};
+    if (static_cast<int>(i) < options_.pairs) joined.pair = WorkerId(next_compute_worker_ + id.value());
+    Post(now_, joined);
   }
   for (int i = 0; i < options_.compute_workers; ++i) {
     Post(now_, ComputeWorkerJoined{.worker = WorkerId(next_compute_worker_++)});
@@ -126,8 +127,10 @@ void FakeCluster::Deliver(Event event) {
     const auto at = in_flight_.find(finished->result.micro_batch.value());
     if (at != in_flight_.end() && at->second.plan.step == finished->result.step) in_flight_.erase(at);
     const bool in_order = options_.scheduler.run_ahead;
-    std::erase_if(in_flight_,
-                  [&](const auto& entry) { return in_order && entry.second.plan.step < finished->result.step; });
+    std::erase_if(in_flight_, [&](const auto& entry) {
+      return in_order && entry.second.compute_worker == finished->compute_worker &&
+             !entry.second.plan.part.in_group() && entry.second.plan.step < finished->result.step;
+    });
   }
   std::vector<Action> actions;
   core_.Handle(event, now_, actions);
@@ -213,7 +216,8 @@ void FakeCluster::CheckPlan(const RunStep& action) {
   const proto::StepPlan& plan = action.plan;
   const SchedulerOptions& limits = options_.scheduler;
   if (!(last_step_ < plan.step)) Violate("step ids do not grow");
-  const StepId before = std::exchange(last_step_, plan.step);
+  last_step_ = plan.step;
+  const StepId before = std::exchange(last_sent_[action.compute_worker].step, plan.step);
   if (in_flight_.contains(plan.micro_batch.value())) Violate("two steps of a micro-batch in flight");
   const int least = limits.run_ahead || limits.placement == PlacementPolicy::kTiers ? 2 : 1;  // tiers step apart
   const int each = std::max(limits.micro_batches, least);
@@ -264,14 +268,14 @@ void FakeCluster::CheckRank(const RunStep& action) {
 }
 
 // What the step before drew, where the plan names it.
-void FakeCluster::FillDrawn(proto::StepPlan& plan) {
+void FakeCluster::FillDrawn(proto::StepPlan& plan, const proto::StepResult& before) {
   for (proto::StepEntry& entry : plan.entries) {
     for (TokenId& token : entry.tokens) {
       if (token != proto::kDrawnBefore) continue;
       ++tokens_ahead;
-      for (const proto::EntryResult& result : last_result_.entries)
+      for (const proto::EntryResult& result : before.entries)
         if (result.sequence == entry.sequence && result.position == entry.ctx_len) token = result.token;
-      if (token == proto::kDrawnBefore && last_result_.status == proto::StepStatus::kOk)
+      if (token == proto::kDrawnBefore && before.status == proto::StepStatus::kOk)
         Violate("a token that no worker drew");
     }
   }
@@ -282,7 +286,8 @@ void FakeCluster::Do(const RunStep& asked) {
   ++steps;
   RunStep action = asked;
   const bool follows = proto::FollowsAnother(action.plan);
-  FillDrawn(action.plan);
+  proto::StepResult& before = last_sent_[action.compute_worker].result;
+  FillDrawn(action.plan, before);
   const proto::StepPlan& plan = action.plan;
   proto::StepResult result{.step = plan.step, .micro_batch = plan.micro_batch};
   result.status = std::exchange(next_status_, std::nullopt).value_or(proto::StepStatus::kOk);
@@ -321,10 +326,10 @@ void FakeCluster::Do(const RunStep& asked) {
     for (size_t i = first; i < plan.entries.size(); ++i)
       if (i == first || all_damaged || random_() % 2 == 0) result.damaged.push_back(plan.entries[i].sequence);
   }
-  if (follows && last_result_.entries.empty()) {  // fails with it
-    result.status = last_result_.status;
-    result.failed_worker = last_result_.failed_worker;
-    result.damaged = last_result_.damaged;
+  if (follows && before.entries.empty()) {  // fails with it
+    result.status = before.status;
+    result.failed_worker = before.failed_worker;
+    result.damaged = before.damaged;
   }
   int64_t tokens = 0;
   for (const proto::StepEntry& entry : plan.entries) {
@@ -365,7 +370,7 @@ void FakeCluster::Do(const RunStep& asked) {
                       .attention_us = 1,
                       .prompt_us = 1};
   }
-  last_result_ = result;
+  before = result;
   absl::Time begins = now_;
   if (options_.scheduler.run_ahead) begins = std::max(begins, last_end_);
   last_end_ = begins + options_.step_base + takes;

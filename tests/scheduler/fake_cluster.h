@@ -27,6 +27,7 @@ struct ClusterOptions {
   std::vector<uint64_t> kv_blocks = {100000};  // of each attention worker
   std::vector<double> rates;  // of the first attention workers, as AttentionWorkerJoined says; of the others 1
   int compute_workers = 1;
+  int pairs = 0;  // the first attention workers each have the compute worker of their number (AttentionWorkerJoined)
   absl::Duration step_base = absl::Milliseconds(1);
   absl::Duration step_per_token = absl::Microseconds(10);
   absl::Duration answer_delay_most = absl::ZeroDuration();
@@ -160,7 +161,7 @@ class FakeCluster {
   void CheckPlan(const RunStep& action);
   void CheckRank(const RunStep& action);
   bool InFlight(SequenceId sequence, StepId but_not = StepId(), StepId group = StepId()) const;
-  void FillDrawn(proto::StepPlan& plan);
+  void FillDrawn(proto::StepPlan& plan, const proto::StepResult& before);
   absl::Duration AnswerDelay();
   bool Chance(double probability);
 
@@ -200,7 +201,11 @@ class FakeCluster {
   uint64_t last_lost_result_ = 0;  // as `steps` counts
   uint32_t next_compute_worker_ = 100;
   StepId last_step_;
-  proto::StepResult last_result_;  // of it
+  struct Sent {
+    StepId step;
+    proto::StepResult result;
+  };
+  std::map<WorkerId, Sent> last_sent_;  // by compute worker
   absl::Time last_end_;
   std::vector<std::string> violations_;
 };

@@ -66,6 +66,7 @@ ClusterOptions SomeCluster(Dice& dice, uint64_t seed) {
   options.evict = dice.Coin() ? 0.3 : 0;
   options.seed = seed;
   if (seed % 4 == 0) options.moves_fail = 0.3;
+  if (seed % 3 == 0) options.pairs = options.compute_workers;
   if (seed % 7 == 0) options.damage = seed % 2 == 0 ? 0.05 : 0.4;
   if (seed % 5 == 0) {
     options.unanswered = 0.05;
@@ -189,14 +190,17 @@ struct Outcome {
   uint64_t trace = 0, preemptions = 0, hits = 0, tokens = 0, errors = 0, moves = 0, ahead = 0, damaged = 0;
 };
 
-Outcome RunSeed(uint64_t seed, bool run_ahead = false) {
+enum class Ahead : uint8_t { kNo, kOneGpu, kPairs };
+
+Outcome RunSeed(uint64_t seed, Ahead ahead = Ahead::kNo) {
   Dice dice(seed);
   ClusterOptions options = SomeCluster(dice, seed);
-  if (run_ahead) {
+  if (ahead != Ahead::kNo) {
     options.scheduler.run_ahead = true;
     options.scheduler.micro_batches = options.compute_workers = 1;
-    options.kv_blocks.resize(1);
   }
+  if (ahead == Ahead::kOneGpu) options.kv_blocks.resize(1);
+  if (ahead == Ahead::kPairs) options.compute_workers = options.pairs = static_cast<int>(options.kv_blocks.size());
   FakeCluster cluster(options);
   const int requests = dice.Of(1, 40);
   const int span_ms = dice.Of(0, 300);
@@ -304,14 +308,15 @@ TEST(Streams, DependOnNothingButTheirRequest) {
 }
 
 // The same where steps are planned before the tokens of the one before are known.
-TEST(Streams, DependOnNothingButTheirRequestWhereStepsRunAhead) {
+using AheadTest = ::testing::TestWithParam<Ahead>;
+TEST_P(AheadTest, StreamsDependOnNothingButTheirRequest) {
   const char* only = std::getenv("DOVETAIL_SEED");
   const uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
   const uint64_t last = only != nullptr ? first : DOVETAIL_SEED_COUNT;
   Outcome all;
   for (uint64_t seed = first; seed <= last; ++seed) {
     SCOPED_TRACE(absl::StrCat("DOVETAIL_SEED=", seed));
-    const Outcome outcome = RunSeed(seed, /*run_ahead=*/true);
+    const Outcome outcome = RunSeed(seed, GetParam());
     if (::testing::Test::HasFailure()) return;
     all.trace = all.trace * 31 + outcome.trace;
     all.preemptions += outcome.preemptions;
@@ -323,6 +328,8 @@ TEST(Streams, DependOnNothingButTheirRequestWhereStepsRunAhead) {
   EXPECT_GT(all.ahead * 10, all.tokens) << "hardly a step ran ahead: many have one with penalties or listed logprobs";
   EXPECT_GT(all.preemptions, 100u);
 }
+INSTANTIATE_TEST_SUITE_P(, AheadTest, ::testing::Values(Ahead::kOneGpu, Ahead::kPairs),
+                         [](const auto& info) { return info.param == Ahead::kPairs ? "OfPairs" : "OfOneGpu"; });
 
 }  // namespace
 }  // namespace dovetail::scheduler
