@@ -16,6 +16,8 @@ absl::Status CheckRange(const char* flag, int64_t value, int64_t least, int64_t 
 }  // namespace
 
 void SchedulerOptions::ChooseStepTokens(bool on_gpu) {
+  if (prefill_rank_tokens == 0)
+    prefill_rank_tokens = on_gpu && prefill_ranks == 0 ? kRankTokensOfGpu : kRankTokensOfCpu;
   if (max_num_batched_tokens != 0) return;
   const int least = enable_chunked_prefill ? max_num_seqs : std::max(max_num_seqs, max_model_len);
   max_num_batched_tokens =

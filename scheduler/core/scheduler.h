@@ -42,7 +42,7 @@ struct SchedulerOptions {
   // to be faster, and one while requests wait for a place (prefill_planner.h). Only with chunked prefill. None
   // of them gets fewer than prefill_rank_tokens of the prompt; shorter prompts go to one alone.
   int prefill_ranks = 0;
-  int prefill_rank_tokens = 1024;
+  int prefill_rank_tokens = 1024;  // 0: ChooseStepTokens must be called
   // How prompts' steps see earlier tokens that their compute worker does not have: kAsk, kGather or kGatherDirect.
   // Nothing: as is predicted to be fastest.
   std::optional<proto::PrefixExchange> prefill_exchange = proto::PrefixExchange::kAsk;
@@ -55,9 +55,10 @@ struct SchedulerOptions {
   uint64_t model_digest = 0;     // part of every block hash: model, KV dtype, attention table
   proto::AttentionTable attention;
 
-  // Sets max_num_batched_tokens by the device of the compute workers, if it is 0: as few as keep the gaps of running
-  // streams short on a CPU, as many as a GPU needs for its full speed (kStepTokensOfCpu, kStepTokensOfGpu in limits.h).
-  // max_model_len must be set.
+  // Sets max_num_batched_tokens and prefill_rank_tokens by the device of the compute workers, where they are 0: as few
+  // as keep the gaps of running streams short on a CPU, as many as a GPU needs for its full speed (kStepTokensOfCpu and
+  // what follows it in limits.h). Where prefill_ranks is given, its ranks get as few tokens as on a CPU. max_model_len
+  // must be set.
   void ChooseStepTokens(bool on_gpu);
 
   absl::Status Validate() const;  // kInvalidArgument names the flag and what it may be

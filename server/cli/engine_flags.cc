@@ -197,8 +197,9 @@ void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
       ->group("Disaggregation");
   command
       .add_option("--prefill-rank-tokens", flags.prefill_rank_tokens,
-                  "The least that each of them gets of a prompt: shorter prompts have fewer ranks")
-      ->check(WholeNumber(kSegmentTokens, proto::kMaxStepTokens))
+                  "The least that each of them gets of a prompt: shorter prompts have fewer ranks; 0: 1024, or 4096 "
+                  "where layers run on GPUs and --prefill-ranks is auto")
+      ->check(WholeNumber(0, proto::kMaxStepTokens))
       ->type_name("TOKENS")
       ->group("Disaggregation");
   command

@@ -36,7 +36,7 @@ struct EngineFlags {
   int attention_workers = 1;
   int compute_workers = 1;
   std::string prefill_ranks = "auto";
-  int prefill_rank_tokens = 1024;
+  int prefill_rank_tokens = 0;  // as SchedulerOptions has it
   int state_snapshots = attention::kSnapshotPercent;
   bool kv_checksums = false;
   int micro_batches = 1;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/head_switch.h"
 #include "proto/linear_switch.h"
+#include "scheduler/core/limits.h"
 
 namespace dovetail::cli {
 namespace {
@@ -30,9 +31,10 @@ absl::Status CheckPrefillRanks(const EngineFlags& flags, std::optional<int> comp
 
 absl::Status CheckPromptForRanks(const EngineFlags& flags, int64_t tokens) {
   const int ranks = RanksAskedFor(flags);
-  const int64_t needed = int64_t{ranks} * flags.prefill_rank_tokens;
+  const int least = flags.prefill_rank_tokens > 0 ? flags.prefill_rank_tokens : scheduler::kRankTokensOfCpu;
+  const int64_t needed = int64_t{ranks} * least;
   if (ranks < 2 || tokens >= needed) return absl::OkStatus();
-  return InvalidArgument("--prefill-ranks: ", ranks, " ranks of at least ", flags.prefill_rank_tokens,
+  return InvalidArgument("--prefill-ranks: ", ranks, " ranks of at least ", least,
                          " tokens (--prefill-rank-tokens) need a prompt of ", needed, ", and this one has ", tokens,
                          "; lower the one or the other");
 }

@@ -159,6 +159,20 @@ TEST(Options, StepTokensFollowTheDeviceWhereNoneAreGiven) {
   EXPECT_EQ(chosen(options, true), proto::kMaxStepTokens);
 }
 
+TEST(Options, TokensOfARankFollowTheDeviceWhereNoneAreGiven) {
+  const auto chosen = [](SchedulerOptions options, bool on_gpu) {
+    options.ChooseStepTokens(on_gpu);
+    return options.prefill_rank_tokens;
+  };
+  SchedulerOptions options;
+  EXPECT_EQ(chosen(options, true), 1024) << "given";
+  options.prefill_rank_tokens = 0;
+  EXPECT_EQ(chosen(options, false), 1024);
+  EXPECT_EQ(chosen(options, true), 4096);
+  options.prefill_ranks = 2;
+  EXPECT_EQ(chosen(options, true), 1024) << "two ranks are asked for";
+}
+
 TEST(Options, AreRefusedWithTheFlagsName) {
   SchedulerOptions options;
   options.attention = SmallTable();
