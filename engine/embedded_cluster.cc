@@ -77,10 +77,10 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
 absl::Status EmbeddedCluster::SizeKvOfPlaces(const proto::AttentionTable& table, uint64_t set_bytes) {
   for (const EmbeddedClusterOptions::AttentionPlace& place : options_.attention_places) {
     const uint64_t bytes = place.kv_bytes();
-    DT_RETURN_IF_ERROR(CheckKvCacheBytes(table, bytes, 1, options_.kv_storage, "--attention-device"));
+    DT_RETURN_IF_ERROR(CheckKvCacheBytes(table, bytes, 1, options_.kv_storage, place.sized_by));
     const uint64_t blocks = bytes / set_bytes * proto::BlocksPerSegment(table);
     if (blocks > UINT32_MAX)
-      return InvalidArgument("--attention-device: ", bytes, " bytes on ", place.device->name(),
+      return InvalidArgument(place.sized_by, ": ", bytes, " bytes on ", place.device->name(),
                              " are more than a worker can index");
     worker_blocks_.push_back(static_cast<uint32_t>(blocks));
     kv_blocks_ += blocks;
@@ -90,16 +90,46 @@ absl::Status EmbeddedCluster::SizeKvOfPlaces(const proto::AttentionTable& table,
   return absl::OkStatus();
 }
 
+std::vector<EmbeddedClusterOptions::ComputeDevice> EmbeddedCluster::ComputeDevices(kernels::Device& first) const {
+  std::vector<EmbeddedClusterOptions::ComputeDevice> distinct = {{&first, options_.compute.dense}};
+  distinct.insert(distinct.end(), options_.more_compute_devices.begin(), options_.more_compute_devices.end());
+  std::vector<EmbeddedClusterOptions::ComputeDevice> devices;
+  for (size_t i = 0; i < static_cast<size_t>(options_.compute_workers); ++i)
+    devices.push_back(distinct[i % distinct.size()]);
+  return devices;
+}
+
 // An attention worker that holds sequences whole: tensors of these need not leave the GPU, which needs not wait for the
 // host between two steps where all are there.
-int EmbeddedCluster::OnSharedGpu() const {
+int EmbeddedCluster::PairOf(int compute_worker, kernels::Device& first) const {
   const bool whole = options_.scheduler.placement == scheduler::PlacementPolicy::kRequest ||
                      options_.scheduler.placement == scheduler::PlacementPolicy::kTiers;
-  if (options_.compute.dense == nullptr || options_.compute_workers != 1 || !whole) return -1;
-  for (size_t i = 0; i < options_.attention_places.size(); ++i)
-    if (!IsCpu(*options_.attention_places[i].device)) return static_cast<int>(i);
-  if (!options_.attention_places.empty()) return -1;
-  return options_.attention_device == nullptr && options_.attention_workers == 1 ? 0 : -1;
+  if (options_.compute.dense == nullptr || !whole) return -1;
+  if (options_.attention_places.empty()) {
+    const bool one_of_each = options_.compute_workers == 1 && options_.attention_workers == 1;
+    return one_of_each && options_.attention_device == nullptr ? 0 : -1;
+  }
+  const auto devices = ComputeDevices(first);
+  const kernels::Device* const own = devices[static_cast<size_t>(compute_worker)].device;
+  const auto on_it = [&](const auto& one) { return one.device == own; };
+  if (std::count_if(devices.begin(), devices.end(), on_it) != 1) return -1;  // whose stream would it be?
+  const auto place = std::find_if(options_.attention_places.begin(), options_.attention_places.end(), on_it);
+  return place == options_.attention_places.end() ? -1 : static_cast<int>(place - options_.attention_places.begin());
+}
+
+absl::Status EmbeddedCluster::ShareGpus(kernels::Device& first, int micro_batches) {
+  const auto devices = ComputeDevices(first);
+  for (size_t i = 0; i < devices.size(); ++i) {
+    auto* const gpu = pairs_[i] >= 0 ? dynamic_cast<kernels::cuda::CudaDevice*>(devices[i].device) : nullptr;
+    if (gpu == nullptr) {
+      pairs_[i] = -1;
+      shared_gpus_.emplace_back();
+      continue;
+    }
+    const transport::Port& attention = *ports_[1 + devices.size() + static_cast<size_t>(pairs_[i])];
+    DT_ASSIGN_OR_RETURN(shared_gpus_.emplace_back(), exchange::SharedGpu::Create(*gpu, attention.id(), micro_batches));
+  }
+  return absl::OkStatus();
 }
 
 kernels::Device& EmbeddedCluster::DeviceOf(int attention_worker, kernels::Device& computing) const {
@@ -121,10 +151,13 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
                                     static_cast<uint64_t>(options_.kv_storage);
   if (!options_.attention_places.empty())
     options_.attention_workers = static_cast<int>(options_.attention_places.size());
-  const int shared = OnSharedGpu();
-  auto* const gpu = shared >= 0 ? dynamic_cast<kernels::cuda::CudaDevice*>(&device) : nullptr;
-  if (gpu != nullptr && options_.attention_workers == 1 && options_.scheduler.micro_batches == 1 &&
-      !options_.scheduler.adapt_micro_batches)
+  for (int i = 0; i < options_.compute_workers; ++i) pairs_.push_back(PairOf(i, device));
+  // Not shown to be right on GPUs (ADR 87).
+  const bool any_pair = std::any_of(pairs_.begin(), pairs_.end(), [](int pair) { return pair >= 0; });
+  if (any_pair && options_.compute_workers > 1) options_.scheduler.prefill_ranks = 1;
+  const bool only_pairs = options_.attention_workers == options_.compute_workers &&
+                          std::find(pairs_.begin(), pairs_.end(), -1) == pairs_.end();
+  if (only_pairs && !IsCpu(device) && options_.scheduler.micro_batches == 1 && !options_.scheduler.adapt_micro_batches)
     options_.scheduler.run_ahead = true;
   // Tiers may be parted.
   const int least = options_.scheduler.placement == scheduler::PlacementPolicy::kTiers ? 2 : 1;
@@ -139,11 +172,7 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     ports_.push_back(fabric_.CreatePort(apart ? &attention_doorbell_ : &doorbell_));
   }
   transport::Port& scheduler_port = *ports_[0];
-  if (gpu != nullptr) {
-    DT_ASSIGN_OR_RETURN(shared_gpu_, exchange::SharedGpu::Create(*gpu, ports_[2 + shared]->id(), micro_batches));
-    options_.compute.shared_gpu = shared_gpu_.get();
-    options_.compute.attends_elsewhere = options_.attention_workers > 1;
-  }
+  DT_RETURN_IF_ERROR(ShareGpus(device, micro_batches));
 
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(
       options_.scheduler, options_.seed, scheduler_port, clock_,
@@ -176,7 +205,6 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
 
 absl::Status EmbeddedCluster::BuildAttentionWorkers(kernels::Device& device, const proto::AttentionTable& table,
                                                     int micro_batches) {
-  const int shared = shared_gpu_ != nullptr ? OnSharedGpu() : -1;
   for (int i = 0; i < options_.attention_workers; ++i) {
     const WorkerId worker(static_cast<uint32_t>(i));
     const Epoch epoch(1);
@@ -187,18 +215,24 @@ absl::Status EmbeddedCluster::BuildAttentionWorkers(kernels::Device& device, con
     options.poison_freed = options_.poison_freed_kv;
     options.digests = options_.digests;
     options.reports_cache = options_.scheduler.tell_cache && options_.scheduler.enable_prefix_caching;
+    const auto pair = std::find(pairs_.begin(), pairs_.end(), i);
+    const auto partner = static_cast<size_t>(pair - pairs_.begin());  // the compute worker
+    exchange::SharedGpu* const shared_gpu = pair != pairs_.end() ? shared_gpus_[partner].get() : nullptr;
     auto node = attention::AttentionWorkerNode::Create(table, options, DeviceOf(i, device), port, SystemClock(),
-                                                       i == shared ? shared_gpu_.get() : nullptr, options_.kv_storage);
+                                                       shared_gpu, options_.kv_storage);
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_,
                                                   " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));
     attention_.back()->SetTrace(NewTrace(absl::StrCat("attention worker ", i)));
     attention_.back()->SetSpans(options_.spans);
-    for (const auto& compute : compute_)
-      compute->AddAttentionWorker({.worker = worker, .epoch = epoch, .node = port.id(), .same_gpu = i == shared});
+    for (size_t c = 0; c < compute_.size(); ++c)
+      compute_[c]->AddAttentionWorker(
+          {.worker = worker, .epoch = epoch, .node = port.id(), .same_gpu = pairs_[c] == i});
     const double rate = options_.attention_places.empty() ? 1 : options_.attention_places[i].read_rate;
-    scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks_[i], rate);
+    std::optional<WorkerId> with;
+    if (shared_gpu != nullptr) with = WorkerId(static_cast<uint32_t>(partner));
+    scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks_[i], rate, with);
   }
   return absl::OkStatus();
 }
@@ -209,12 +243,13 @@ absl::Status EmbeddedCluster::BuildComputeWorkers(kernels::Device& device, const
   options.micro_batches = micro_batches;
   options.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
-  std::vector<EmbeddedClusterOptions::ComputeDevice> devices = {{&device, options_.compute.dense}};
-  devices.insert(devices.end(), options_.more_compute_devices.begin(), options_.more_compute_devices.end());
+  const auto devices = ComputeDevices(device);
   for (int i = 0; i < options_.compute_workers; ++i) {
-    const EmbeddedClusterOptions::ComputeDevice& on = devices[i % devices.size()];
+    const EmbeddedClusterOptions::ComputeDevice& on = devices[i];
     compute::ComputeWorkerTuning tuning = options_.compute;
     tuning.dense = on.dense;
+    tuning.shared_gpu = shared_gpus_[i].get();
+    tuning.attends_elsewhere = tuning.shared_gpu != nullptr && options_.attention_workers > 1;
     tuning.kv_storage = options_.kv_storage;
     tuning.rank_rows_on_device = on.dense != nullptr;
     tuning.spans = options_.spans;
@@ -347,6 +382,7 @@ void EmbeddedCluster::PublishStats() {
   if (attention_thread_ != nullptr) apart = attention_thread_->states();
   auto next = apart.begin();
   for (size_t i = 0; i < attention_.size(); ++i) {
+    if (attention_[i] == nullptr) continue;
     const bool there = attention_thread_ != nullptr && AttendsApart(static_cast<int>(i));
     const AttentionThread::State state = there ? *next++ : AttentionThread::StateOf(*attention_[i]);
     now.kv_blocks_total += state.blocks_total;
@@ -384,15 +420,46 @@ bool EmbeddedCluster::RunOnce() {
   const int scheduled = scheduler_->Poll();
   if (handled + scheduled > 0) PublishStats();
   handled += scheduled;
-  for (const auto& node : compute_) handled += node->Poll();
+  for (const auto& node : compute_)
+    if (node != nullptr) handled += node->Poll();
   for (attention::AttentionWorkerNode* worker : attention_here_) handled += worker->Poll();
   return handled > 0;
 }
 
 absl::Status EmbeddedCluster::Health() const {
-  for (const auto& node : compute_) DT_RETURN_IF_ERROR(node->Health());
+  for (const auto& node : compute_)
+    if (node != nullptr) DT_RETURN_IF_ERROR(node->Health());
   for (const attention::AttentionWorkerNode* worker : attention_here_) DT_RETURN_IF_ERROR(worker->Health());
   return attention_thread_ != nullptr ? attention_thread_->health() : absl::OkStatus();
+}
+
+bool EmbeddedCluster::LosePair() {
+  const auto is_lost = [&](size_t i) {
+    if (compute_[i] == nullptr || pairs_[i] < 0) return false;
+    return !compute_[i]->Health().ok() || !attention_[static_cast<size_t>(pairs_[i])]->Health().ok();
+  };
+  size_t lost = 0;
+  while (lost < compute_.size() && !is_lost(lost)) ++lost;
+  if (lost == compute_.size() || lost_compute_.size() + 1 == compute_.size()) return false;
+  const auto place = static_cast<size_t>(pairs_[lost]);
+  const WorkerId computes(static_cast<uint32_t>(lost)), attends(static_cast<uint32_t>(place));
+  const Epoch epoch(1);
+  std::erase(attention_here_, attention_[place].get());
+  lost_compute_.push_back(std::move(compute_[lost]));
+  lost_attention_.push_back(std::move(attention_[place]));
+  for (const auto& node : compute_) {
+    if (node == nullptr) continue;
+    node->LoseComputeWorker(computes, epoch);
+    node->LoseAttentionWorker(attends, epoch);
+  }
+  for (const auto& node : attention_)
+    for (const size_t port : {1 + lost, 1 + compute_.size() + place})
+      if (node != nullptr) node->LosePeer(ports_[port]->id());
+  scheduler_->LoseComputeWorker(computes);
+  scheduler_->LoseAttentionWorker(attends, epoch);
+  LogWarning(lost_compute_.size(), " of ", compute_.size(),
+             " GPUs are lost; the others go on with their requests. Start this process again to have it back");
+  return true;
 }
 
 void EmbeddedCluster::Run() {
@@ -403,6 +470,7 @@ void EmbeddedCluster::Run() {
     if (busy) spin.Worked();
     if (const absl::Status health = Health(); !health.ok()) {
       LogError(std::string(health.message()));
+      if (LosePair()) continue;
       {
         MutexLock lock(mutex_);
         lost_ = health;

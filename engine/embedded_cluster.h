@@ -42,13 +42,16 @@ struct EmbeddedClusterOptions {
   // Where the attention workers are, if not on the device of the compute workers; outlives the cluster. On a CPU they
   // have a thread of their own.
   kernels::Device* attention_device = nullptr;
-  // Or several places, each with one attention worker, of which one at most is the compute workers' GPU and the others
-  // are CPUs. attention_workers is their number then; attention_device, kv_cache_bytes and kv_room are not looked at.
+  // Or several places, each with one attention worker. attention_workers is their number then; attention_device,
+  // kv_cache_bytes and kv_room are not looked at. A place on a compute worker's GPU makes the two a pair: steps of
+  // sequences that lie whole there stay on that GPU (OnOneGpu in exchange/seam.h). All other places are CPUs. Pairs
+  // prefill each prompt on one compute worker.
   struct AttentionPlace {
     kernels::Device* device = nullptr;  // outlives the cluster
     // Asked as kv_room is: of its KV cache, rounded down to whole segments.
     std::function<uint64_t()> kv_bytes;
     double read_rate = 1;  // [bytes/s], or in any unit that all of them have: tiers (SchedulerOptions::placement)
+    const char* sized_by = "--attention-device";  // the flag that errors of the size name
   };
   std::vector<AttentionPlace> attention_places;
   uint64_t kv_cache_bytes =
@@ -104,8 +107,10 @@ class EmbeddedCluster final : public Engine {
   static constexpr size_t kMaxStepSamples = 4096;
 
   EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options);
-  // The attention worker that has the compute worker's GPU, so that steps may stay there; -1: none.
-  int OnSharedGpu() const;
+  std::vector<EmbeddedClusterOptions::ComputeDevice> ComputeDevices(kernels::Device& first) const;  // by compute worker
+  // The attention worker on the GPU of that compute worker, so that steps may stay there; -1: none.
+  int PairOf(int compute_worker, kernels::Device& first) const;
+  absl::Status ShareGpus(kernels::Device& first, int micro_batches);
   // The device of an attention worker, where that of the compute workers is `computing`.
   kernels::Device& DeviceOf(int attention_worker, kernels::Device& computing) const;
   // An attention worker runs on a CPU that runs no layers: those are on GPUs, which the engine's thread keeps busy.
@@ -121,6 +126,8 @@ class EmbeddedCluster final : public Engine {
   void TakeNewSinks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool RunOnce();
   absl::Status Health() const;
+  // Takes a pair whose GPU is lost out of the cluster. False: there is none, or no other pair is left.
+  bool LosePair();
   void Emit(requests::GenerationUpdate update);
   void PublishStats();
   // Tells every request that was taken and has not ended. No request is taken any more.
@@ -136,11 +143,15 @@ class EmbeddedCluster final : public Engine {
   transport::Doorbell doorbell_, attention_doorbell_;
   transport::InprocFabric fabric_;
   std::vector<std::unique_ptr<transport::Port>> ports_;
-  std::unique_ptr<exchange::SharedGpu> shared_gpu_;  // of the two workers; null unless they have one GPU
+  std::vector<int> pairs_;                                         // by compute worker: PairOf
+  std::vector<std::unique_ptr<exchange::SharedGpu>> shared_gpus_;  // by compute worker; null: it is in no pair
   std::unique_ptr<scheduler::SchedulerNode> scheduler_;
-  std::vector<std::unique_ptr<compute::ComputeWorkerNode>> compute_;
+  std::vector<std::unique_ptr<compute::ComputeWorkerNode>> compute_;  // null: was lost
   std::vector<std::unique_ptr<Trace>> traces_;
-  std::vector<std::unique_ptr<attention::AttentionWorkerNode>> attention_;
+  std::vector<std::unique_ptr<attention::AttentionWorkerNode>> attention_;  // null: was lost
+  // What was lost: not run any more, and not destroyed while the others run, since that would wait for its GPU.
+  std::vector<std::unique_ptr<compute::ComputeWorkerNode>> lost_compute_;
+  std::vector<std::unique_ptr<attention::AttentionWorkerNode>> lost_attention_;
   std::vector<attention::AttentionWorkerNode*> attention_here_;  // those that the engine's thread runs
   std::unique_ptr<AttentionThread> attention_thread_;            // runs the others; null: there are none
 

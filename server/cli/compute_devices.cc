@@ -105,14 +105,21 @@ bool CacheIsOnAComputeDevice(const RunningEngine& engine) {
 
 }  // namespace
 
-void ChooseExchangeOfGpus(const proto::AttentionTable& table, const RunningEngine& engine, EngineFlags& flags) {
+void ChooseExchangeOfGpus(const proto::AttentionTable& table, const RunningEngine& engine, bool pairs,
+                          EngineFlags& flags) {
   if (engine.more_compute_devices.empty()) return;
-  if (CacheIsOnAComputeDevice(engine))
+  if (!pairs && CacheIsOnAComputeDevice(engine))
     LogWarning(
         "--attention-device: the KV cache is on a GPU that also computes, so each layer of a prompt over several "
         "GPUs waits for that GPU's kernels (16,384 tokens took 3.4 times as long as on one GPU); "
         "--attention-device cpu, or a GPU of its own, serves long prompts faster");
   flags.prefill_exchange = ExchangeBetweenGpus(flags, table);
+  if (!pairs) return;
+  if (flags.prefill_ranks != "auto" && flags.prefill_ranks != "1")
+    LogWarning("--prefill-ranks ", flags.prefill_ranks,
+               ": GPUs that have attention, too, do not divide a prompt; --attention-device cpu, or a GPU of its own, "
+               "makes them");
+  flags.prefill_ranks = "1";
 }
 
 std::string ExchangeBetweenGpus(const EngineFlags& flags, const proto::AttentionTable& table) {

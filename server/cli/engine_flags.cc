@@ -292,10 +292,10 @@ void AddEngineFlags(CLI::App& command, EngineFlags& flags) {
 void AddWorkerDeviceFlags(CLI::App& command, EngineFlags& flags) {
   AddComputeDevicesFlag(command, flags);
   command
-      .add_option("--attention-device", flags.attention_device,
-                  "Where the KV cache lies and attention to it runs: cpu, cuda:N, or same (where the layers run). Or a "
-                  "list with sizes, as cuda:0=8GiB,cpu=64GiB: the layers' GPU and the host's memory, for --placement "
-                  "tiers")
+      .add_option(
+          "--attention-device", flags.attention_device,
+          "Where the KV cache and attention are: cpu, cuda:N, or same (where layers run, on each of several GPUs). "
+          "Or a list with sizes, as cuda:0=8GiB,cpu=64GiB, for --placement tiers")
       ->type_name("DEVICE")
       ->group("Device");
 }
@@ -548,7 +548,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
   DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, *checkpoint));
   DT_RETURN_IF_ERROR(OpenComputeDevices(flags, gpus, *checkpoint, engine));
   std::vector<engine::EmbeddedClusterOptions::AttentionPlace> places;
-  if (HasAttentionPlaces(flags)) {
+  if (HasAttentionPlaces(flags, compute_workers)) {
     DT_ASSIGN_OR_RETURN(places, OpenAttentionPlaces(flags, compute_workers, engine));
   } else if (flags.attention_device != "same" && flags.attention_device != engine.device->name()) {
     const int spin_us = engine::AsGpu(*engine.device) != nullptr ? engine::kSpinBesideGpuUs : engine::kSpinUs;
@@ -557,7 +557,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
   }
   if (const auto table = compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags), StateDtypeOf(flags));
       table.ok()) {
-    ChooseExchangeOfGpus(*table, engine, flags);
+    ChooseExchangeOfGpus(*table, engine, /*pairs=*/!places.empty(), flags);
     const bool on_gpu = engine::AsGpu(*engine.device) != nullptr;
     const bool on_its_gpu = engine.attention_device == nullptr || places.size() > 1;
     const bool cache_on_its_gpu = on_gpu && on_its_gpu && compute_workers == 1;

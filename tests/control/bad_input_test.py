@@ -219,7 +219,7 @@ class CapacityTest(unittest.TestCase):
                 (("cpu=8MiB", "--kv-cache-memory-bytes", "1GiB"), "leave --kv-cache-memory-bytes out"),
                 (("cpu=8MiB", "--attention-workers", "2"), "leave --attention-workers out"),
                 (("cpu=8MiB", "--placement", "heads"), "--placement heads would divide each sequence"),
-                (("cpu=8MiB", "--compute-workers", "2"), "a list is for one compute worker, and there are 2"),
+                (("cpu=8MiB", "--compute-workers", "2"), "or for one on each GPU, and there are 2"),
                 (("cpu=1KiB",), "--attention-device")):
             with self.subTest(flags=flags):
                 done = subprocess.run([BINARY, "run", MODEL, "Once", "--device", "cpu", "--attention-device", *flags],

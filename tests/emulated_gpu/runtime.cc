@@ -1,6 +1,7 @@
 // The part of the CUDA runtime that the backend uses: one GPU, or as many as DOVETAIL_EMULATED_GPUS says, whose memory
 // is the host's and whose work is done when a call returns. Device memory ends at a guard page and begins as NaNs.
-// Pieces of at least 2 MiB may be opened by other processes, also when this one has ended.
+// Pieces of at least 2 MiB may be opened by other processes, also when this one has ended. LoseEmulatedGpu(index): from
+// then on calls fail for that GPU, as after a fault.
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -9,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -54,6 +56,10 @@ size_t BytesAt(void* memory, const Mapping& mapping) {
 }
 size_t used = 0;
 
+thread_local int current = 0;
+std::atomic<int> lost = -1;
+bool IsLost(cudaStream_t stream) { return *reinterpret_cast<const int*>(stream) == lost; }  // a stream has its GPU
+
 using Graph = std::vector<std::function<void()>>;
 std::map<cudaStream_t, Graph*> recorded;
 std::set<Graph*> is_recorded;
@@ -91,7 +97,11 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = Gpus(), cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return device < Gpus() ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaSetDevice(int device) {
+  if (device >= Gpus()) return cudaErrorInvalidDevice;
+  return current = device, cudaSuccess;
+}
+__attribute__((visibility("default"))) void LoseEmulatedGpu(int device) { lost = device; }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 0, cudaSuccess; }
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaErrorInvalidDevice; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -118,6 +128,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  if (current == lost) return cudaErrorLaunchFailure;
   const std::lock_guard lock(mutex);
   *total = kMemory, *free_bytes = kMemory - used;
   return cudaSuccess;
@@ -209,6 +220,7 @@ cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
 }
 cudaError_t cudaFreeHost(void* memory) { return std::free(memory), cudaSuccess; }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  if (IsLost(stream)) return cudaErrorLaunchFailure;
   emu::Do(stream, [=] { std::memmove(to, from, bytes); });
   return cudaSuccess;
 }
@@ -227,11 +239,11 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = reinterpret_cast<cudaStream_t>(new int);
+  *stream = reinterpret_cast<cudaStream_t>(new int(current));
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete reinterpret_cast<int*>(stream), cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return IsLost(stream) ? cudaErrorLaunchFailure : cudaSuccess; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
@@ -274,7 +286,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t graph, unsign
   *out = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
   return cudaSuccess;
 }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  if (IsLost(stream)) return cudaErrorLaunchFailure;
   for (const auto& work : *reinterpret_cast<Graph*>(graph)) work();
   return cudaSuccess;
 }

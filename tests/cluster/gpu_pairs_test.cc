@@ -1,0 +1,216 @@
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "compute_worker/attention_specs.h"
+#include "compute_worker/cuda/cuda_model.h"
+#include "model/checkpoint.h"
+#include "proto/kv_blocks.h"
+#include "tests/cluster/test_engine.h"
+#include "tests/cluster/tiny_hybrid.h"
+#include "tests/cluster/tiny_model.h"
+#include "tests/golden/reference.h"
+#include "tests/support/test_data.h"
+
+// Layers and attention on each of two GPUs, in one process (EmbeddedClusterOptions::attention_places). Where a machine
+// has one GPU, both pairs are on it. Also on emulated GPUs.
+
+namespace dovetail::test {
+namespace {
+
+using kernels::cuda::CudaDevice;
+
+constexpr double kBudget = 3.5e-2;  // as gpu_prompts_test and gpu_linear_prompts_test, the larger of the two
+constexpr double kNearTie = 0.15;   // several times the error of a logit
+
+std::vector<TokenId> Tokens(int count, int seed) {
+  std::vector<TokenId> tokens;
+  for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<TokenId>(1 + (17 * i * i + (31 + seed) * i) % 90));
+  return tokens;
+}
+
+class GpuPairs : public ::testing::TestWithParam<bool> {  // whether the model has linear layers
+ protected:
+  struct Gpu {
+    std::unique_ptr<CudaDevice> device;
+    std::unique_ptr<compute::CudaModel> weights;
+  };
+
+  void SetUp() override {
+    const auto path = GetParam() ? WriteTinyFolder(TinyGatedDeltaConfig(), 5, TempFolder())
+                                 : WriteTinyModel({.layers = 4}, TempFolder());
+    auto cpu = TestModel::Load(path, model::WeightFormat::kBF16);
+    ASSERT_TRUE(cpu.ok()) << cpu.status();
+    cpu_ = *std::move(cpu);
+    auto reference = StartCluster(*cpu_, ClusterOptionsFor(*cpu_, DType::kBF16));
+    ASSERT_TRUE(reference.ok()) << reference.status();
+    reference_ = *std::move(reference);
+    auto checkpoint = model::OpenCheckpoint(path);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    auto loaded = model::LoadModel(*std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    model_ = *std::move(loaded);
+    if (!Open(0, gpus_[0]).ok()) GTEST_SKIP() << "needs a GPU";
+    if (!Open(1, gpus_[1]).ok()) ASSERT_EQ(Open(0, gpus_[1]), absl::OkStatus());
+    for (const auto& [from, to] : {std::pair(0, 1), std::pair(1, 0)})
+      ASSERT_TRUE(gpus_[from].device->ReachPeer(*gpus_[to].device).ok());
+  }
+
+  absl::Status Open(int index, Gpu& gpu) {
+    DT_ASSIGN_OR_RETURN(auto library, kernels::cuda::CudaLibrary::Open());
+    DT_ASSIGN_OR_RETURN(gpu.device, CudaDevice::Create(std::move(library), {.index = index, .host_threads = 2}));
+    DT_ASSIGN_OR_RETURN(gpu.weights, compute::CudaModel::Load(*gpu.device, *model_, DType::kBF16, false,
+                                                              compute::GpuWeights::kDequantise, {}));
+    return absl::OkStatus();
+  }
+
+  // `bytes`: of each KV cache. `ranks`: compute workers that divide a prompt.
+  void Start(uint64_t bytes, int ranks, scheduler::PlacementPolicy placement) {
+    engine::EmbeddedClusterOptions options;
+    options.kv_dtype = DType::kBF16;
+    options.poison_freed_kv = true;
+    options.compute.dense = gpus_[0].weights.get();
+    options.compute_workers = 2;
+    options.more_compute_devices = {{gpus_[1].device.get(), gpus_[1].weights.get()}};
+    for (const Gpu& gpu : gpus_) options.attention_places.push_back({gpu.device.get(), [bytes] { return bytes; }});
+    options.scheduler.max_model_len = 1024;
+    options.scheduler.max_num_seqs = 16;
+    options.scheduler.max_num_batched_tokens = 256;
+    options.scheduler.placement = placement;
+    options.scheduler.prefill_ranks = ranks;
+    options.scheduler.prefill_rank_tokens = 64;
+    auto cluster = engine::EmbeddedCluster::Create(*model_, *gpus_[0].device, options);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+  }
+  void Start() { Start(uint64_t{16} << 20, 1, scheduler::PlacementPolicy::kRequest); }
+
+  double ErrorOf(const std::vector<TokenId>& prompt) {
+    requests::GenerationRequest request = GreedyRequest(prompt, 1);
+    request.logits_last = static_cast<int>(prompt.size());
+    const auto ours = Generate(*cluster_, request), theirs = Generate(*reference_, request);
+    EXPECT_TRUE(ours.ok() && theirs.ok()) << ours.status() << theirs.status();
+    if (!ours.ok() || !theirs.ok()) return 1;
+    return RelativeRms((*ours)->prompt_logits(), (*theirs)->prompt_logits());
+  }
+
+  // The CPU gives each token the highest logit after the tokens before it, or one that is lower by kNearTie at most.
+  void ExpectChoicesOfACpu(std::vector<TokenId> prompt, const std::vector<TokenId>& tokens) {
+    prompt.insert(prompt.end(), tokens.begin(), tokens.end() - 1);
+    requests::GenerationRequest request = GreedyRequest(prompt, 1);
+    request.logits_last = static_cast<int>(tokens.size());
+    const auto theirs = Generate(*reference_, request);
+    ASSERT_TRUE(theirs.ok()) << theirs.status();
+    const std::vector<float>& logits = (*theirs)->prompt_logits();
+    const size_t vocab = logits.size() / tokens.size();
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i * vocab);
+      double squares = 0;
+      for (size_t v = 0; v < vocab; ++v) squares += double{row[v]} * row[v];
+      const double rms = std::sqrt(squares / static_cast<double>(vocab));
+      EXPECT_GE(row[tokens[i]], *std::max_element(row, row + static_cast<std::ptrdiff_t>(vocab)) - kNearTie * rms) << i;
+    }
+  }
+
+  struct Stream {
+    std::vector<TokenId> prompt;
+    std::shared_ptr<cli::CollectingSink> sink;
+  };
+  std::vector<Stream> SubmitStreams(int count, int tokens) {
+    std::vector<Stream> streams;
+    for (int i = 0; i < count; ++i) {
+      const std::vector<TokenId> prompt = Tokens(50 + 9 * i, 5 + i);
+      streams.push_back({prompt, Submit(*cluster_, GreedyRequest(prompt, tokens))});
+    }
+    return streams;
+  }
+  void ExpectChoicesOfACpu(const std::vector<Stream>& streams, size_t tokens) {
+    for (const Stream& stream : streams) {
+      ASSERT_EQ(stream.sink->WaitForEnd(), absl::OkStatus());
+      EXPECT_EQ(stream.sink->protocol_errors(), 0);
+      ASSERT_EQ(stream.sink->choices()[0].tokens.size(), tokens);
+      ExpectChoicesOfACpu(stream.prompt, stream.sink->choices()[0].tokens);
+    }
+  }
+
+  std::unique_ptr<TestModel> cpu_;
+  std::unique_ptr<model::LoadedModel> model_;
+  Gpu gpus_[2];
+  std::unique_ptr<engine::EmbeddedCluster> reference_, cluster_;
+};
+
+TEST_P(GpuPairs, EachStepsItsOwnSequences) {
+  Start();
+  const std::vector<Stream> streams = SubmitStreams(6, 40);
+  for (const Stream& stream : streams) stream.sink->WaitForTokens(10);  // all of them run
+  cluster_->TakeStepSamples();
+  for (const Stream& stream : streams) stream.sink->WaitForTokens(25);
+  for (const engine::StepSample& step : cluster_->TakeStepSamples()) {
+    EXPECT_LE(step.sequences, 4) << "half of them, or nearly";
+    EXPECT_EQ(step.prompt_us, 0);
+  }
+  ExpectChoicesOfACpu(streams, 40);
+}
+
+TEST_P(GpuPairs, PromptsOfOneAreAttendedWhereTheyLie) {
+  Start();
+  EXPECT_LE(ErrorOf(Tokens(400, 9)), kBudget);
+  EXPECT_LE(ErrorOf(Tokens(333, 11)), kBudget);
+}
+
+TEST_P(GpuPairs, PromptsBesideStreamsStayOnOneGpu) {
+  Start(uint64_t{16} << 20, 2, scheduler::PlacementPolicy::kRequest);
+  const std::vector<Stream> streams = SubmitStreams(4, 120);
+  for (const Stream& stream : streams) stream.sink->WaitForTokens(5);
+  for (int i = 0; i < 3; ++i) EXPECT_LE(ErrorOf(Tokens(500 + 30 * i, 20 + i)), kBudget);
+  EXPECT_EQ(cluster_->stats().scheduler.prefill_groups, 0u) << "though two ranks were asked for";
+  ExpectChoicesOfACpu(streams, 120);
+}
+
+// One that outgrows a GPU's memory continues on the other.
+TEST_P(GpuPairs, ASequenceMayLieOnBoth) {
+  if (GetParam()) GTEST_SKIP() << "states lie whole on one attention worker";
+  constexpr int kTokens = 256;  // that each GPU has room for
+  const auto table = compute::AttentionTableOf(model_->config(), DType::kBF16);
+  ASSERT_TRUE(table.ok()) << table.status();
+  const uint64_t segment =
+      proto::BlocksPerSegment(*table) * attention::KvBlockBytes(*table, attention::KvStorage::kAsSent);
+  Start(segment * kTokens / kSegmentTokens, 1, scheduler::PlacementPolicy::kTiers);
+  const std::vector<TokenId> prompt = Tokens(kTokens * 3 / 2, 3);
+  EXPECT_LE(ErrorOf(prompt), kBudget);
+  const auto sink = Submit(*cluster_, GreedyRequest(prompt, 40));
+  ASSERT_EQ(sink->WaitForEnd(), absl::OkStatus());
+  ExpectChoicesOfACpu(prompt, sink->choices()[0].tokens);
+}
+
+TEST_P(GpuPairs, TheOtherGoesOnWhereAGpuIsLost) {
+  const auto library = std::filesystem::canonical("/proc/self/exe").parent_path() / "libdovetail_cuda.so";
+  void* const emulated = dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  auto* const lose =
+      emulated == nullptr ? nullptr : reinterpret_cast<void (*)(int)>(dlsym(emulated, "LoseEmulatedGpu"));
+  if (lose == nullptr) GTEST_SKIP() << "needs emulated GPUs";
+  Start();
+  const std::vector<Stream> streams = SubmitStreams(6, 60);
+  for (const Stream& stream : streams) stream.sink->WaitForTokens(5);
+  lose(1);
+  ExpectChoicesOfACpu(streams, 60);
+  EXPECT_TRUE(cluster_->stats().healthy);
+  ExpectChoicesOfACpu(SubmitStreams(4, 20), 20);
+  lose(0);
+  const auto last = Submit(*cluster_, GreedyRequest(Tokens(40, 1), 20));
+  EXPECT_TRUE(absl::IsUnavailable(last->WaitForEnd()));
+  EXPECT_FALSE(cluster_->stats().healthy);
+  cluster_.reset();
+  lose(-1);  // all are well again, for other tests
+}
+
+INSTANTIATE_TEST_SUITE_P(, GpuPairs, ::testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "WithLinearLayers" : "Softmax"); });
+
+}  // namespace
+}  // namespace dovetail::test
