@@ -19,6 +19,9 @@ using kernels::cuda::CudaStream;
 
 namespace {
 
+// Products of less weights than that take so little time that no choice matters.
+constexpr size_t kLeastToChoose = size_t{64} << 20;
+
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
 
 // Nor are its logits or final states asked for.
@@ -47,6 +50,7 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
   DT_ASSIGN_OR_RETURN(CudaStream* const stream, model.device().WorkerStream());
   std::unique_ptr<CudaDense> dense(new CudaDense(model, table, *stream));
   DT_RETURN_IF_ERROR(dense->Allocate(options, shared_gpu));
+  DT_RETURN_IF_ERROR(dense->ChooseProducts());
   return std::unique_ptr<DenseBackend>(std::move(dense));
 }
 
@@ -90,6 +94,25 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
   if (!model_.keeps()) make_lane = [this] { return MakeLane(/*micro_batches=*/1); };
   DT_ASSIGN_OR_RETURN(between_gpus_, CudaPeerCrossing::Create(table_, stream_, shared_, std::move(make_lane),
                                                               options.micro_batches, prompts_.get()));
+  return absl::OkStatus();
+}
+
+// For every number of rows that products distinguish: a step with a new one would wait for it, some 30 ms.
+absl::Status CudaDense::ChooseProducts() {
+  if (model_.weight_bytes() < kLeastToChoose || micro_batches_.empty()) return absl::OkStatus();
+  MicroBatch& batch = micro_batches_.front();
+  batch.NameTensors();
+  if (batch.lane->hybrid != nullptr) batch.lane->hybrid->NameTensors(batch);
+  batch.arrived = shared_.attended->data();
+  for (batch.rows = kProductRowStep; batch.rows <= std::min(CudaBatch::kMostGraphRows, most_rows_);
+       batch.rows += kProductRowStep) {
+    const LaunchProgram& program = ProgramFor(batch.rows);
+    for (size_t step = 0; step < model_.steps().size(); ++step)
+      DT_RETURN_IF_ERROR(runner_->ChooseProducts(program.StepLaunches(step), batch));
+    DT_RETURN_IF_ERROR(shared_.sampler->ChooseHead(static_cast<size_t>(batch.rows)));
+  }
+  batch.rows = 0;
+  batch.arrived = nullptr;
   return absl::OkStatus();
 }
 

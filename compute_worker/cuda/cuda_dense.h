@@ -104,6 +104,7 @@ class CudaDense final : public DenseBackend {
 
   // Makes the launches of the model's steps, once.
   absl::Status LowerSteps();
+  absl::Status ChooseProducts();
   const LaunchProgram& ProgramFor(int64_t rows) const;
 
   int64_t hidden() const { return model_.model().config().hidden_size; }

@@ -132,6 +132,13 @@ kernels::cuda::GemmCall CudaTokenSampler::HeadCall(size_t count) const {
   return call;
 }
 
+absl::Status CudaTokenSampler::ChooseHead(size_t count) {
+  if (count > rows_at_once_) return absl::OkStatus();
+  kernels::cuda::GemmCall call = HeadCall(count);
+  call.only_choose = 1;
+  return product_.Run(cuda_stream_, on_device_.head(), call);
+}
+
 // False: some row is for the host.
 absl::StatusOr<bool> CudaTokenSampler::UploadDraws(const proto::StepPlan& plan, Draws& draws) {
   proto::StepResult result;

@@ -25,6 +25,9 @@ class CudaTokenSampler final : public TokenSampler {
                                                                   kernels::cuda::CudaProduct& product, int most_rows,
                                                                   int micro_batches);
 
+  // The head's product chooses its algorithm for so many rows; blocks, and computes nothing.
+  absl::Status ChooseHead(size_t count);
+
   // Adds the end of a step to its work, if only the device needs its logits, and one chunk holds it. False: it
   // was left alone. Upload of parameters included; `residual` is device memory.
   absl::StatusOr<bool> Begin(const proto::StepPlan& plan, const float* residual, MicroBatchId id,

@@ -67,12 +67,24 @@ absl::Status LaunchRunner::Cross(const SeamRecord& record, const std::vector<Wor
   return absl::OkStatus();
 }
 
-absl::Status LaunchRunner::Start(const ProductRecord& record, CudaBatch& batch) const {
-  const CudaStep& step = StepOf(record.w);
+absl::Status LaunchRunner::ChooseProducts(std::span<const Launch> launches, CudaBatch& batch) const {
+  for (const Launch& launch : launches) {
+    const auto* record = std::get_if<ProductRecord>(&launch.record);
+    if (const auto* const gated = std::get_if<GatedProductRecord>(&launch.record)) record = &gated->product;
+    if (record == nullptr) continue;
+    kernels::cuda::GemmCall call = CallOf(*record, batch);
+    call.only_choose = 1;
+    if (call.x == nullptr || call.y == nullptr) continue;  // of a crossing that has not begun: at its first step
+    DT_RETURN_IF_ERROR(product_.Run(batch.stream(), *WeightsOf(StepOf(record->w), record->w.weight), call));
+  }
+  return absl::OkStatus();
+}
+
+kernels::cuda::GemmCall LaunchRunner::CallOf(const ProductRecord& record, CudaBatch& batch) const {
   kernels::cuda::GemmCall call{};
   call.x = batch.At(record.x);
   call.y = batch.MutableAt(record.y);
-  call.bias = BiasOf(step, record.w.weight);
+  call.bias = BiasOf(StepOf(record.w), record.w.weight);
   call.m = PaddedRows(batch.rows);
   call.n = record.n;
   call.k = call.x_stride = record.k;
@@ -84,7 +96,11 @@ absl::Status LaunchRunner::Start(const ProductRecord& record, CudaBatch& batch) 
     call.parts = record.parts;
     call.part_step = call.m * call.n;
   }
-  return product_.Run(batch.stream(), *WeightsOf(step, record.w.weight), call);
+  return call;
+}
+
+absl::Status LaunchRunner::Start(const ProductRecord& record, CudaBatch& batch) const {
+  return product_.Run(batch.stream(), *WeightsOf(StepOf(record.w), record.w.weight), CallOf(record, batch));
 }
 
 absl::Status LaunchRunner::Start(const NormRecord& record, CudaBatch& batch) const {

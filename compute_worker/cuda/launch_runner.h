@@ -31,11 +31,15 @@ class LaunchRunner {
                bool groups)
       : model_(model), product_(product), experts_(experts), groups_(groups) {}
 
+  // Products of the launches choose their algorithms for as many rows as the batch has; blocks, and computes nothing.
+  absl::Status ChooseProducts(std::span<const Launch> launches, CudaBatch& batch) const;
+
   // In the batch's stream. `parts` and `arriving` as CudaCrossing::Arrive takes them.
   absl::Status Run(std::span<const Launch> launches, const std::vector<WorkerPart>& parts, const void* arriving,
                    CudaBatch& batch) const;
 
  private:
+  kernels::cuda::GemmCall CallOf(const ProductRecord& record, CudaBatch& batch) const;
   absl::Status Start(const ProductRecord& record, CudaBatch& batch) const;
   absl::Status Start(const NormRecord& record, CudaBatch& batch) const;
   absl::Status Start(const CombineRecord& record, CudaBatch& batch) const;

@@ -62,6 +62,8 @@ struct GemmCall {
   int32_t w_is_new;   // a kernel that may still run writes w: it is not read before that has ended
   int32_t parts;      // 0 is 1
   int64_t part_step;  // from part to part, elements
+  // The algorithm is chosen, as the first call of the shape does, and nothing is enqueued. x and w are read meanwhile.
+  int32_t only_choose;
 };
 
 // y = act(gate) * up with gate = x w[0..n)^T and up = x w[n..2n)^T: x [m][k], w [2 n][k], y [m][n], all of one type.

@@ -102,7 +102,7 @@ int GemmOpen(int, size_t, void** gemm, char*, size_t) {
 }
 int GemmClose(void*) { return 0; }
 int GemmRun(void*, const GemmCall* call, void* stream) {
-  if (call->m == 0 || call->n == 0) return 0;
+  if (call->m == 0 || call->n == 0 || call->only_choose != 0) return 0;
   if (call->parts > 1) {
     emu::Do(static_cast<cudaStream_t>(stream), [call = *call] { MultiplyParts(call); });
     return 0;

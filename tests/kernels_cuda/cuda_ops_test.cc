@@ -474,6 +474,32 @@ TEST_F(CudaOpsTest, GemmThroughCublasLt) {
   }
 }
 
+TEST_F(CudaOpsTest, AProductThatOnlyChoosesItsAlgorithmComputesNothing) {
+  auto gemm = CudaGemm::Create(device());
+  if (!gemm.ok() && absl::IsFailedPrecondition(gemm.status())) {
+    GTEST_SKIP() << "needs cuBLASLt: " << gemm.status().message();
+  }
+  ASSERT_TRUE(gemm.ok()) << gemm.status();
+  const int64_t n = 64, k = 128;
+  for (const int64_t m : {1, 8, 16, 200, 300}) {  // kernels of our own, and cuBLASLt's with and without a choice
+    std::vector<float> x = RandomFloats(m * k, 5), w = RandomFloats(n * k, 6);
+    const auto dx = UploadWire(WireType::kBF16, x), dw = UploadWire(WireType::kBF16, w);
+    const std::vector<float> before(static_cast<size_t>(m * n), 7.0f);
+    const auto dy = Upload(before);
+    GemmCall call{.x = dx->data(), .w = dw->data(), .y = dy->data(), .m = m, .n = n, .k = k, .x_stride = k};
+    call.w_stride = k;
+    call.y_stride = n;
+    call.type = GemmType::kBF16;
+    call.y_is_f32 = 1;
+    call.only_choose = 1;
+    ASSERT_EQ((*gemm)->Run(stream(), call), absl::OkStatus());
+    EXPECT_EQ(Download<float>(*dy), before) << m;
+    call.only_choose = 0;
+    ASSERT_EQ((*gemm)->Run(stream(), call), absl::OkStatus());
+    EXPECT_NE(Download<float>(*dy).back(), 7.0f) << m;
+  }
+}
+
 // Every file format, dequantised once: the product is that of the dequantised rows, rounded to bf16.
 TEST_F(CudaOpsTest, QuantisedWeightsAreDequantisedWhenTheyAreLoaded) {
   auto gemm = CudaGemm::Create(device());

@@ -39,6 +39,7 @@ absl::Status CudaProduct::Run(CudaStream& stream, const CudaWeights& weights, co
     whole.w_stride = call.k;
     return gemm_->Run(stream, whole);
   }
+  if (call.only_choose != 0) return absl::OkStatus();  // their own kernels, and products of what is unpacked at a time
   for (const CudaWeights::Kept& part : weights.kept()) {
     const GemmCall mine = From(call, part.first, part.matrix.rows);
     if (call.m > kMostKeptRows) {

@@ -25,11 +25,11 @@ namespace {
 
 constexpr int kBlasError = 10000;
 constexpr int kNotFound = -1;
-constexpr int kCandidates = 8;  // algorithms that are timed
-constexpr int kTimedRuns = 4;   // of each, one behind the other
-constexpr int64_t kMostTunedRows = 512;
-constexpr size_t kClearedL2s = 4;  // weights of more L2s than this leave nothing of themselves there
-constexpr int kChoice = 2;         // how the above choose; files of what was chosen otherwise are not read
+constexpr int kCandidates = 8;           // algorithms that are timed
+constexpr int kTimedRuns = 4;            // of each, one behind the other
+constexpr int64_t kMostTunedRows = 256;  // of more rows each number has a shape of its own
+constexpr size_t kClearedL2s = 4;        // weights of more L2s than this leave nothing of themselves there
+constexpr int kChoice = 2;               // how the above choose; files of what was chosen otherwise are not read
 
 // The functions of cuBLASLt that are used.
 struct Blas {
@@ -364,7 +364,7 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   auto& gemm = *static_cast<Gemm*>(opaque);
   if (call->m == 0 || call->n == 0) return 0;
   if (call->w_is_new == 0 && !HasParts(*call) && IsSkinnyGemm(*call, gemm.limits))
-    return LaunchSkinnyGemm(*call, gemm.limits, stream);
+    return call->only_choose != 0 ? 0 : LaunchSkinnyGemm(*call, gemm.limits, stream);
   const MutexLock lock(gemm.mutex);
   void* workspace = nullptr;
   if (const int error = WorkspaceOf(gemm, stream, workspace); error != 0) return error;
@@ -388,6 +388,7 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
     }
     found = gemm.plans.emplace(key, plan).first;
   }
+  if (call->only_choose != 0) return 0;
   const Plan& plan = found->second;
   if (call->bias != nullptr) {
     BLAS_OR_RETURN(gemm.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->bias, sizeof(call->bias)));
