@@ -344,12 +344,12 @@ absl::StatusOr<bool> CudaDense::HandOnReady(std::span<const std::byte> rows) {
 absl::Status CudaDense::KeepRankRows(const ComputeWorkerCore& core, const compute::KeepRankRows& keep,
                                      const PromptScratch::Part& part) {
   if (prompts_ == nullptr || rank_rows_ == nullptr) return DenseBackend::KeepRankRows(core, keep, part);
-  return prompts_->Keep(core, keep, part, stream_);
+  return prompts_->Keep(core, keep, part, PromptStream());
 }
 
 absl::Status CudaDense::KeepEarlierRows(const ComputeWorkerCore& core, const compute::KeepEarlierRows& keep) {
   if (prompts_ == nullptr || rank_rows_ == nullptr) return DenseBackend::KeepEarlierRows(core, keep);
-  return prompts_->Keep(core, keep, stream_);
+  return prompts_->Keep(core, keep, PromptStream());
 }
 
 absl::StatusOr<bool> CudaDense::RankRowsTaken(const RankTensor& rows) {

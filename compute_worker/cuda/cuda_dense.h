@@ -103,6 +103,8 @@ class CudaDense final : public DenseBackend {
   absl::StatusOr<const RopeOnGpu*> RopeFor(int rope, const RopeRun& run);
 
   // Makes the launches of the model's steps, once.
+  // Of the lane whose steps attend prompts here.
+  kernels::cuda::CudaStream& PromptStream() const { return hosts_ != nullptr ? *hosts_->stream : stream_; }
   absl::Status LowerSteps();
   absl::Status ChooseProducts();
   const LaunchProgram& ProgramFor(int64_t rows) const;
