@@ -403,7 +403,12 @@ absl::Status ComputeWorkerNode::Perform(Sample& sample) {
     return absl::OkStatus();
   }
   DT_ASSIGN_OR_RETURN(const bool begun, dense_->BeginSample(core_.PlanOf(id), id));
-  if (!begun) return FinishSample(id);
+  if (!begun) {
+    // Results come in the order of draws.
+    const std::optional<MicroBatchId> before = core_.DrawnBy(id);
+    if (before.has_value() && std::erase(drawing_, *before) > 0) EndDraw(*before);
+    return health_.ok() && core_.running(id) ? FinishSample(id) : absl::OkStatus();
+  }
   drawing_.push_back(id);
   core_.Handle(SampleBegun{id}, actions_);
   return absl::OkStatus();
@@ -449,13 +454,18 @@ int ComputeWorkerNode::Poll() {
   if (drawn == drawing_.end()) return core_.only_draws() ? 1 : 0;
   const MicroBatchId id = *drawn;
   drawing_.erase(drawn);
-  if (!core_.running(id)) return 1;
+  EndDraw(id);
+  if (health_.ok()) PerformAll();
+  return 1;
+}
+
+// Waits for the device. The step may have ended meanwhile.
+void ComputeWorkerNode::EndDraw(MicroBatchId id) {
+  if (!core_.running(id)) return;
   if (const absl::Status status = FinishSample(id); !status.ok()) {
     LogError("compute worker: ", std::string(status.message()));
     FailStep(id, status);
   }
-  if (health_.ok()) PerformAll();
-  return 1;
 }
 
 absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {

@@ -159,6 +159,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   void FailOfRank(const proto::FrameHeader& header, const absl::Status& why);  // what it sent cannot be taken
   absl::Status Perform(Sample& sample);
   absl::Status FinishSample(MicroBatchId id);
+  void EndDraw(MicroBatchId id);
   void PerformAll();
   absl::Status Perform(FinishStep& finish);
   void Withdraw(MicroBatchId id, StepId step);

@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<CudaTokenSampler>> CudaTokenSampler::Create(const
   const int64_t room = rows + kRowStep;
   DT_ASSIGN_OR_RETURN(sampler->normed_, model.device().Allocate(room * config.hidden_size * sizeof(uint16_t)));
   DT_ASSIGN_OR_RETURN(sampler->device_logits_, model.device().Allocate(room * config.vocab_size * sizeof(float)));
-  sampler->draws_.resize(micro_batches);
+  sampler->draws_.resize(static_cast<size_t>(micro_batches) + 1);
   for (Draws& draws : sampler->draws_) {
     DT_ASSIGN_OR_RETURN(draws.sampler,
                         CudaSampler::Create(model.device(), rows, static_cast<int32_t>(config.vocab_size)));
@@ -100,8 +100,8 @@ absl::Status CudaTokenSampler::Draw(const proto::StepPlan& plan, size_t first, s
     if (!for_host_[i]) params_[i] = ParamsOf(plan.entries[row.entry], row);
     drawn_[i] = {&params_[i], result.entries[row.entry].position};
   }
-  return draws_[0].sampler->Enqueue(cuda_stream_, reinterpret_cast<const float*>(device_logits_->data()), vocab_,
-                                    drawn_);
+  return draws_.back().sampler->Enqueue(cuda_stream_, reinterpret_cast<const float*>(device_logits_->data()), vocab_,
+                                        drawn_);
 }
 
 absl::Status CudaTokenSampler::Fetch(size_t count) {
@@ -241,7 +241,7 @@ void CudaTokenSampler::HandleRows(const proto::StepPlan& plan, size_t first, siz
       HandleRow(plan, row, reinterpret_cast<float*>(logits_->data()) + i * vocab_,
                 {sampling_scratch_->data() + i * scratch_bytes, scratch_bytes}, entry);
     } else if (row.sample && entry.status == proto::StepStatus::kOk) {
-      Store(draws_[0].sampler->Result(i), plan.entries[row.entry].sampling.logprobs >= 0, entry);
+      Store(draws_.back().sampler->Result(i), plan.entries[row.entry].sampling.logprobs >= 0, entry);
     }
   });
 }

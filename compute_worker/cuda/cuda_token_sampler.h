@@ -92,7 +92,7 @@ class CudaTokenSampler final : public TokenSampler {
   kernels::cuda::CudaProduct& product_;
   std::unique_ptr<kernels::Buffer> normed_, device_logits_;
   std::unique_ptr<kernels::Buffer> device_states_;  // f32; from the first step that pools on
-  std::vector<Draws> draws_;                        // by micro-batch; the first one's sampler is also that of chunks
+  std::vector<Draws> draws_;                        // by micro-batch; the last one's sampler is that of chunks
   std::vector<kernels::SamplingParams> params_;
   std::vector<kernels::cuda::CudaSampler::Row> drawn_;
   std::vector<bool> for_host_;  // by row of the chunk
