@@ -1,8 +1,6 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "compute_worker/cuda/cuda_model.h"
 #include "model/checkpoint.h"
 #include "proto/kv_blocks.h"
+#include "tests/cluster/near_ties.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/cluster/tiny_hybrid.h"
 #include "tests/cluster/tiny_model.h"
@@ -26,7 +25,6 @@ namespace {
 using kernels::cuda::CudaDevice;
 
 constexpr double kBudget = 3.5e-2;  // as gpu_prompts_test and gpu_linear_prompts_test, the larger of the two
-constexpr double kNearTie = 0.15;   // several times the error of a logit
 
 std::vector<TokenId> Tokens(int count, int seed) {
   std::vector<TokenId> tokens;
@@ -99,22 +97,8 @@ class GpuPairs : public ::testing::TestWithParam<bool> {  // whether the model h
     return RelativeRms((*ours)->prompt_logits(), (*theirs)->prompt_logits());
   }
 
-  // The CPU gives each token the highest logit after the tokens before it, or one that is lower by kNearTie at most.
-  void ExpectChoicesOfACpu(std::vector<TokenId> prompt, const std::vector<TokenId>& tokens) {
-    prompt.insert(prompt.end(), tokens.begin(), tokens.end() - 1);
-    requests::GenerationRequest request = GreedyRequest(prompt, 1);
-    request.logits_last = static_cast<int>(tokens.size());
-    const auto theirs = Generate(*reference_, request);
-    ASSERT_TRUE(theirs.ok()) << theirs.status();
-    const std::vector<float>& logits = (*theirs)->prompt_logits();
-    const size_t vocab = logits.size() / tokens.size();
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i * vocab);
-      double squares = 0;
-      for (size_t v = 0; v < vocab; ++v) squares += double{row[v]} * row[v];
-      const double rms = std::sqrt(squares / static_cast<double>(vocab));
-      EXPECT_GE(row[tokens[i]], *std::max_element(row, row + static_cast<std::ptrdiff_t>(vocab)) - kNearTie * rms) << i;
-    }
+  void ExpectChoicesOfACpu(const std::vector<TokenId>& prompt, const std::vector<TokenId>& tokens) {
+    ExpectChoicesOf(*reference_, prompt, tokens);
   }
 
   struct Stream {

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,6 +14,7 @@
 #include "compute_worker/prompt_scratch_size.h"
 #include "model/checkpoint.h"
 #include "proto/kv_blocks.h"
+#include "tests/cluster/near_ties.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/golden/reference.h"
@@ -316,25 +316,9 @@ TEST_P(OnOneGpu, PromptsTeachTheSchedulerRates) {
 
 class GpuAndHost : public GpuPrompts {
  protected:
-  // The CPU gives each token the highest logit after the tokens before it, or a logit that is lower by kNearTie at
-  // most.
-  void ExpectChoicesOfACpu(std::vector<TokenId> prompt, const std::vector<TokenId>& tokens) {
-    prompt.insert(prompt.end(), tokens.begin(), tokens.end() - 1);
-    requests::GenerationRequest request = GreedyRequest(prompt, 1);
-    request.logits_last = static_cast<int>(tokens.size());
-    const auto theirs = Generate(*reference_, request);
-    ASSERT_TRUE(theirs.ok()) << theirs.status();
-    const std::vector<float>& logits = (*theirs)->prompt_logits();
-    const size_t vocab = logits.size() / tokens.size();
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i * vocab);
-      double squares = 0;
-      for (size_t v = 0; v < vocab; ++v) squares += double{row[v]} * row[v];
-      const double rms = std::sqrt(squares / static_cast<double>(vocab));
-      EXPECT_GE(row[tokens[i]], *std::max_element(row, row + static_cast<std::ptrdiff_t>(vocab)) - kNearTie * rms) << i;
-    }
+  void ExpectChoicesOfACpu(const std::vector<TokenId>& prompt, const std::vector<TokenId>& tokens) {
+    ExpectChoicesOf(*reference_, prompt, tokens);
   }
-  static constexpr double kNearTie = 0.15;  // several times the error of a logit
 };
 
 // Steps of sequences on the GPU stay there. Steps of the others cross to the host. Sequences that outgrow the GPU move.
