@@ -102,9 +102,9 @@ class CudaDense final : public DenseBackend {
   absl::Status ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch);
   absl::StatusOr<const RopeOnGpu*> RopeFor(int rope, const RopeRun& run);
 
-  // Makes the launches of the model's steps, once.
-  // Of the lane whose steps attend prompts here.
+  // The stream in which this GPU attends prompts.
   kernels::cuda::CudaStream& PromptStream() const { return hosts_ != nullptr ? *hosts_->stream : stream_; }
+  // Makes the launches of the model's steps, once.
   absl::Status LowerSteps();
   absl::Status ChooseProducts();
   const LaunchProgram& ProgramFor(int64_t rows) const;
