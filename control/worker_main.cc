@@ -17,7 +17,10 @@ namespace dovetail::control {
 namespace {
 
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
+// With a name or a place that its own former incarnation may still have: of a worker that is new, and of one that was a
+// member, whose lease is longer on a busy machine.
 constexpr absl::Duration kNamePatience = absl::Seconds(2);
+constexpr absl::Duration kOwnNamePatience = absl::Seconds(30);
 constexpr absl::Duration kBetweenLooks = absl::Milliseconds(50);
 // A membership that ends this soon is not followed by another one at once.
 constexpr absl::Duration kShortMembership = absl::Seconds(1);
@@ -257,20 +260,28 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinOnce(
 absl::Duration WorkerMain::PatienceWith(const absl::Status& refusal) const {
   if (absl::IsUnavailable(refusal)) return was_member_ ? absl::InfiniteDuration() : options_.join_timeout;
   if (absl::IsAlreadyExists(refusal) || absl::IsResourceExhausted(refusal))
-    return std::min(options_.join_timeout, kNamePatience);
+    return was_member_ ? kOwnNamePatience : std::min(options_.join_timeout, kNamePatience);
   return absl::ZeroDuration();
 }
 
 // The scheduler may start later than its workers, or end and be started again.
 absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
     std::unique_ptr<transport::Connector>& connector) {
-  const absl::Time begun = SystemClock().Now();
+  absl::Time since = SystemClock().Now();
+  absl::StatusCode last = absl::StatusCode::kOk;
   bool said = false;
   while (true) {
     auto client = JoinOnce(connector);
     if (client.ok() || stopping_) return client;
     const absl::Duration patience = PatienceWith(client.status());
-    if (SystemClock().Now() - begun >= patience) return client.status();
+    const absl::Time now = SystemClock().Now();
+    // A scheduler that could not be reached for long may then have this worker's former incarnation for a moment.
+    if (last != absl::StatusCode::kOk && last != client.status().code()) {
+      since = now;
+      said = false;
+    }
+    last = client.status().code();
+    if (now - since >= patience) return client.status();
     if (!said)
       LogWarning(options_.name, ": ", std::string(client.status().message()), "; trying ",
                  patience == absl::InfiniteDuration() ? "until it is back" : "for " + absl::FormatDuration(patience));
