@@ -31,6 +31,13 @@ std::vector<transport::Connector::Silence> UcxConnector::SilentPeers() const {
   return silent;
 }
 
+void UcxConnector::WaitTogether(transport::Connector& other, absl::Duration timeout) {
+  auto* const ucx = dynamic_cast<UcxConnector*>(&other);
+  if (ucx == nullptr) return Connector::WaitTogether(other, timeout);
+  transport::ucx::UcxPort* const ports[] = {port_.get(), ucx->port_.get()};
+  transport::ucx::UcxPort::WaitForAny(ports, timeout);
+}
+
 std::string UcxConnector::LanesTo(NodeId node) const {
   auto lane = port_->LaneOf(node);
   return lane.ok() ? *std::move(lane) : std::string();

@@ -38,6 +38,7 @@ class UcxConnector final : public transport::Connector {
   }
   std::string LanesTo(NodeId node) const override;
   void Wait(absl::Duration timeout) override { port_->Wait(timeout); }
+  void WaitTogether(transport::Connector& other, absl::Duration timeout) override;
   void Wake() override { port_->Ring(); }
 
  private:

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,9 @@ class Connector : public Port {
   // Returns when a frame may be there, a peer has connected or failed, Wake() was called since the last Wait()
   // returned, or after `timeout`.
   virtual void Wait(absl::Duration timeout) = 0;
+  // As Wait(), for this connector and another one that the same thread polls. A connector that does not know how to
+  // wait for the other one returns after a millisecond at most.
+  virtual void WaitTogether(Connector&, absl::Duration timeout) { Wait(std::min(timeout, absl::Milliseconds(1))); }
   virtual void Wake() = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <x86intrin.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <random>
@@ -498,65 +499,102 @@ bool UcxPort::SomethingToDo() const {
 }
 
 bool UcxPort::Wait(absl::Duration timeout) {
+  UcxPort* const self = this;
+  return WaitForAny({&self, 1}, timeout);
+}
+
+bool UcxPort::WaitForAny(std::span<UcxPort* const> ports, absl::Duration timeout) {
   const absl::Time begun = SystemClock().Now();
-  TickAt(begun);
-  connected_one_ = false;
+  absl::Duration longest_spin;
+  for (UcxPort* port : ports) {
+    port->TickAt(begun);
+    port->connected_one_ = false;
+    longest_spin = std::max(longest_spin, port->spin_.now());
+  }
   const absl::Time deadline = begun + std::min(timeout, absl::Hours(1));
-  const absl::Time spin_end = std::min(deadline, begun + spin_.now());
+  const absl::Time spin_end = std::min(deadline, begun + longest_spin);
   while (true) {
-    Progress();
-    if (SomethingToDo()) {
-      doze_.store(kQuiet, std::memory_order_release);
-      if (deliverable_) spin_.Came(SystemClock().Now() - begun);  // not of the bell, which other threads ring
+    bool something = false;
+    absl::Time next_tick = deadline;
+    for (UcxPort* port : ports) {
+      port->Progress();
+      something = something || port->SomethingToDo();
+    }
+    if (something) {
+      for (UcxPort* port : ports) {
+        port->doze_.store(kQuiet, std::memory_order_release);
+        // Not of the bell, which other threads ring.
+        if (port->deliverable_) port->spin_.Came(SystemClock().Now() - begun);
+      }
       return true;
     }
     const absl::Time now = SystemClock().Now();
-    if (now >= deadline) {
-      spin_.TimedOut();
-      return false;
+    for (UcxPort* port : ports) {
+      if (now >= deadline) port->spin_.TimedOut();
+      port->TickAt(now);
+      next_tick = std::min(next_tick, port->next_tick_);
     }
-    TickAt(now);
+    if (now >= deadline) return false;
     if (now >= spin_end) {
-      Sleep(std::min(deadline, next_tick_) - now);
-    } else if (now - begun >= options_.spin) {
+      Sleep(ports, next_tick - now);
+    } else if (now - begun >= ports.front()->options_.spin) {
       std::this_thread::yield();  // what it waits for may need this core
     }
   }
 }
 
-// Sleeps until UCX has something, the bell rings or time is over. UCX refuses to be armed while it has work: then it
-// gets another chance to do it, and if that leads nowhere (a peer that is stopped takes nothing), the nap is short.
+// Sleeps until UCX has something, a bell rings or time is over. A bell that has rung keeps all of them awake.
+void UcxPort::Sleep(std::span<UcxPort* const> ports, absl::Duration timeout) {
+  DT_CHECK(ports.size() <= kMostTogether);
+  size_t asleep = 0;
+  for (int quiet = kQuiet; asleep < ports.size(); ++asleep)
+    if (!ports[asleep]->doze_.compare_exchange_strong(quiet, kSleeping, std::memory_order_acq_rel)) break;
+  bool may_sleep = asleep == ports.size();
+  std::array<pollfd, 3 * kMostTogether> fds;
+  const auto of = [&](size_t port) { return std::span(fds).subspan(3 * port).first<3>(); };
+  for (size_t i = 0; i < asleep; ++i) ports[i]->SetAsleep(true);
+  for (size_t i = 0; may_sleep && i < ports.size(); ++i) may_sleep = ports[i]->MaySleep(timeout, of(i));
+  if (may_sleep) {
+    const timespec limit = absl::ToTimespec(timeout);
+    ppoll(fds.data(), 3 * ports.size(), &limit, nullptr);
+    for (size_t i = 0; i < ports.size(); ++i) ports[i]->Awake(of(i));
+  }
+  for (size_t i = 0; i < asleep; ++i) {
+    ports[i]->SetAsleep(false);
+    int sleeping = kSleeping;
+    ports[i]->doze_.compare_exchange_strong(sleeping, kQuiet, std::memory_order_acq_rel);
+  }
+}
+
+// UCX refuses to be armed while it has work: then it gets another chance to do it, and if that leads nowhere (a peer
+// that is stopped takes nothing), the nap is short.
 //
 // A TCP connection whose other end has not yet answered UCX's own greeting keeps UCX awake for as long as it stands: it
 // has something to write and the socket would take it, but waits for that answer, which a stopped process never gives.
 // Then only what is new wakes: an edge of UCX's descriptor, which has none for what is so all along. Edges of before
 // are forgotten first, and one of this very moment with them; hence the nap.
-void UcxPort::Sleep(absl::Duration timeout) {
-  int quiet = kQuiet;
-  if (!doze_.compare_exchange_strong(quiet, kSleeping, std::memory_order_acq_rel)) return;
-  SetAsleep(true);
+bool UcxPort::MaySleep(absl::Duration& timeout, std::span<pollfd, 3> fds) {
   const ucs_status_t armed = ucp_worker_arm(worker_->get());
-  if (RingsAreEmpty() && (armed == UCS_OK || worker_->Progress() == 0)) {
-    const bool in_vain = vain_wakeups_ >= kVainWakeups;
-    if (armed != UCS_OK || in_vain) timeout = std::min(timeout, kNap);
-    if (in_vain) {
-      epoll_event forgotten;
-      epoll_wait(edges_fd_, &forgotten, 1, 0);
-    }
-    pollfd fds[3] = {
-        {in_vain ? edges_fd_ : worker_->event_fd(), POLLIN, 0}, {bell_fd_, POLLIN, 0}, {deaths_fd_, POLLIN, 0}};
-    const timespec limit = absl::ToTimespec(timeout);
-    ppoll(fds, 3, &limit, nullptr);
-    if ((fds[0].revents & POLLIN) != 0) ++vain_wakeups_;  // until UCX makes progress
-    if ((fds[2].revents & POLLIN) != 0) TakeDeaths();
-    if ((fds[1].revents & POLLIN) != 0) {
-      uint64_t rings;
-      [[maybe_unused]] const ssize_t taken = read(bell_fd_, &rings, sizeof(rings));
-    }
+  if (!RingsAreEmpty() || (armed != UCS_OK && worker_->Progress() != 0)) return false;
+  const bool in_vain = vain_wakeups_ >= kVainWakeups;
+  if (armed != UCS_OK || in_vain) timeout = std::min(timeout, kNap);
+  if (in_vain) {
+    epoll_event forgotten;
+    epoll_wait(edges_fd_, &forgotten, 1, 0);
   }
-  SetAsleep(false);
-  int sleeping = kSleeping;
-  doze_.compare_exchange_strong(sleeping, kQuiet, std::memory_order_acq_rel);
+  fds[0] = {in_vain ? edges_fd_ : worker_->event_fd(), POLLIN, 0};
+  fds[1] = {bell_fd_, POLLIN, 0};
+  fds[2] = {deaths_fd_, POLLIN, 0};
+  return true;
+}
+
+void UcxPort::Awake(std::span<const pollfd, 3> fds) {
+  if ((fds[0].revents & POLLIN) != 0) ++vain_wakeups_;  // until UCX makes progress
+  if ((fds[2].revents & POLLIN) != 0) TakeDeaths();
+  if ((fds[1].revents & POLLIN) != 0) {
+    uint64_t rings;
+    [[maybe_unused]] const ssize_t taken = read(bell_fd_, &rings, sizeof(rings));
+  }
 }
 
 }  // namespace dovetail::transport::ucx

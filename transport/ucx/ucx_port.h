@@ -1,7 +1,10 @@
 #pragma once
+#include <poll.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -151,6 +154,9 @@ class UcxPort final : public Port, public Waiter {
   // Waiter. Polls for `spin` to `most_spin`, then sleeps until a peer or Ring() wakes it.
   void Ring() override;
   bool Wait(absl::Duration timeout) override;
+  // As Wait(), for the ports of one thread: true once any of them has something. At most kMostTogether.
+  static constexpr size_t kMostTogether = 2;
+  static bool WaitForAny(std::span<UcxPort* const> ports, absl::Duration timeout);
 
  private:
   friend class UcxPeer;
@@ -174,7 +180,9 @@ class UcxPort final : public Port, public Waiter {
   void ReturnCredits();
   void Report(UcxPeer& peer);
   bool SomethingToDo() const;
-  void Sleep(absl::Duration timeout);
+  static void Sleep(std::span<UcxPort* const> ports, absl::Duration timeout);
+  bool MaySleep(absl::Duration& timeout, std::span<pollfd, 3> fds);
+  void Awake(std::span<const pollfd, 3> fds);
   void ReapClosing();
   bool AnswersNoPeer() const;
   void TickAt(absl::Time now) {
