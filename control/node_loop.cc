@@ -12,8 +12,11 @@ namespace {
 constexpr absl::Duration kLongestSleep = absl::Milliseconds(500);
 }
 
-NodeLoop::NodeLoop(transport::Connector& connector)
-    : connector_(connector), turn_began_us_(absl::ToUnixMicros(SystemClock().Now())), thread_([this] { Run(); }) {}
+NodeLoop::NodeLoop(transport::Connector& connector, transport::Connector* second)
+    : connector_(connector),
+      second_(second),
+      turn_began_us_(absl::ToUnixMicros(SystemClock().Now())),
+      thread_([this] { Run(); }) {}
 
 NodeLoop::~NodeLoop() { Stop(); }
 
@@ -66,6 +69,11 @@ void NodeLoop::BeginTurn(absl::Time now) {
   turn_began_us_.store(now_us, std::memory_order_relaxed);
 }
 
+void NodeLoop::Sleep(absl::Duration length) {
+  if (second_ != nullptr) return connector_.WaitTogether(*second_, length);
+  connector_.Wait(length);
+}
+
 void NodeLoop::Run() {
   NameThread("dt-loop");
   std::vector<std::function<void()>> taken;
@@ -88,7 +96,7 @@ void NodeLoop::Run() {
     if (node_.next_deadline) sleep = std::min(sleep, node_.next_deadline() - now);
     BeginTurn(now);  // so that what the last one took counts
     turn_began_us_.store(absl::ToUnixMicros(now + std::max(sleep, absl::ZeroDuration())), std::memory_order_relaxed);
-    if (sleep > absl::ZeroDuration()) connector_.Wait(sleep);
+    if (sleep > absl::ZeroDuration()) Sleep(sleep);
   }
 }
 

@@ -10,8 +10,8 @@
 
 namespace dovetail::control {
 
-// The event loop of a node: one thread that owns a Connector and whatever runs over it. Other threads Post() work.
-// Between turns that did nothing it sleeps in Connector::Wait().
+// The event loop of a node, or of the two nodes of a pair: one thread that owns their connectors and whatever runs over
+// them. Other threads Post() work. Between turns that did nothing it sleeps until a connector has something.
 // Threads: Post(), Call() and TakeBusiest() are thread-safe; SetNode() as it says. One thread owns the loop and calls
 // Stop(). Call() and Stop() must not be called on the loop's own thread.
 class NodeLoop {
@@ -23,8 +23,8 @@ class NodeLoop {
     std::function<absl::Time()> next_deadline;  // SystemClock(); may be empty
   };
 
-  // `connector` outlives the loop.
-  explicit NodeLoop(transport::Connector& connector);
+  // Both outlive the loop. `second`: null if there is none.
+  explicit NodeLoop(transport::Connector& connector, transport::Connector* second = nullptr);
   ~NodeLoop();  // Stop()
 
   // On the loop's thread, or before anything was posted.
@@ -47,8 +47,10 @@ class NodeLoop {
  private:
   void Run();
   void BeginTurn(absl::Time now);
+  void Sleep(absl::Duration length);
 
   transport::Connector& connector_;
+  transport::Connector* const second_;
   Node node_;
   std::atomic<int64_t> turn_began_us_;   // or is due to begin
   std::atomic<int64_t> busiest_us_ = 0;  // of the turns that ended since it was last taken

@@ -3,15 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <random>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mutex.h"
+#include "control/worker_session.h"
 #include "proto/frame.h"
+#include "transport/inproc/local_connector.h"
 
 namespace dovetail::control {
 namespace {
@@ -21,181 +21,10 @@ constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 // member, whose lease is longer on a busy machine.
 constexpr absl::Duration kNamePatience = absl::Seconds(2);
 constexpr absl::Duration kOwnNamePatience = absl::Seconds(30);
-constexpr absl::Duration kBetweenLooks = absl::Milliseconds(50);
 // A membership that ends this soon is not followed by another one at once.
 constexpr absl::Duration kShortMembership = absl::Seconds(1);
 constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
 constexpr absl::Duration kLongestPause = absl::Seconds(2);
-
-// One incarnation's life between joining and its end.
-class Session {
- public:
-  Session(MembershipClient& client, transport::Connector& connector, std::unique_ptr<WorkerNode> node,
-          const std::string& name)
-      : client_(client), connector_(connector), node_(std::move(node)), name_(name), loop_(connector) {}
-
-  absl::Status Run() {
-    MembershipClient::Handlers handlers;
-    handlers.on_configuration = [this](const Configuration& configuration) { Configure(configuration); };
-    handlers.on_peers = [this](Peers peers) { loop_.Post([this, peers = std::move(peers)] { Apply(peers); }); };
-    handlers.heartbeat = [this] {
-      MutexLock lock(mutex_);
-      Heartbeat heartbeat = heartbeat_;
-      heartbeat.busy_ms = static_cast<uint32_t>(absl::ToInt64Milliseconds(loop_.TakeBusiest()));
-      return heartbeat;
-    };
-    const absl::Status end = client_.Run(handlers);
-    loop_.Stop();
-    MutexLock lock(mutex_);
-    return failure_.ok() ? end : failure_;
-  }
-
-  // After Run(): the worker could not do what it joined for. A worker that reached all of its peers and was fenced
-  // later, for example because its process was stopped, did not join in vain.
-  bool WasInVain() const {
-    MutexLock lock(mutex_);
-    return !failure_.ok() || (!listed_.empty() && !reached_all_);
-  }
-  bool Served() const { return !listed_.empty() && reached_all_; }
-
- private:
-  void Configure(const Configuration& configuration) {
-    const auto blocks = node_->Configure(configuration);
-    if (!blocks.ok()) return Fail(blocks.status());
-    loop_.Call([this] {
-      configured_ = true;
-      loop_.SetNode({[this] { return Turn(); }, [this] { return next_look_; }});
-    });
-    client_.ReportReady(*blocks, node_->LeavesStates());
-  }
-
-  // On the loop: what the scheduler says replaces what was said before.
-  void Apply(const Peers& peers) {
-    if (!configured_) return Fail(FailedPrecondition("the scheduler named peers before it configured this worker"));
-    std::map<NodeId, Peer> wanted;
-    for (const Peer& peer : peers.peers) wanted[peer.node] = peer;
-    for (auto it = peers_.begin(); it != peers_.end();) {
-      const auto still = wanted.find(it->first);
-      if (still != wanted.end() && still->second == it->second) {
-        ++it;
-        continue;
-      }
-      node_->RemovePeer(it->second);
-      connector_.RemovePeer(it->first);
-      it = peers_.erase(it);
-    }
-    for (const auto& [id, peer] : wanted) {
-      if (peers_.contains(id)) continue;
-      if (const absl::Status added = connector_.AddPeer(id, peer.epoch, peer.address); !added.ok()) {
-        const absl::Status why =
-            Annotate(added, absl::StrCat("connecting to ", NameOf(peer.role), " ", peer.worker.value()));
-        if (peer.role == Role::kScheduler) return Fail(absl::UnavailableError(why.message()));
-        // It may have ended since; the scheduler decides which of the two must go.
-        LogWarning(name_, ": ", std::string(why.message()));
-        client_.ReportLinkFailed({id, peer.epoch, std::string(why.message())});
-        continue;
-      }
-      peers_[id] = peer;
-      node_->AddPeer(peer);
-      const std::string who = peer.role == Role::kScheduler
-                                  ? "the scheduler"
-                                  : absl::StrCat(NameOf(peer.role), " worker ", peer.worker.value());
-      LogInfo(name_, " reaches ", who, " over ", connector_.LanesTo(id));
-    }
-    Publish();
-    version_ = peers.version;
-    listed_.clear();
-    for (const Peer& peer : peers.peers) listed_.push_back(peer.node);
-    unconnected_ = Unconnected();
-    reached_all_ = reached_all_ || unconnected_.empty();
-    client_.ReportApplied({version_, unconnected_});
-  }
-
-  std::vector<NodeId> Unconnected() const {
-    std::vector<NodeId> unconnected;
-    for (const NodeId node : listed_)
-      if (!connector_.Connected(node)) unconnected.push_back(node);
-    return unconnected;
-  }
-
-  void TellWhoConnected() {
-    std::vector<NodeId> unconnected = Unconnected();
-    if (unconnected == unconnected_) return;
-    unconnected_ = std::move(unconnected);
-    reached_all_ = reached_all_ || unconnected_.empty();
-    client_.ReportApplied({version_, unconnected_});
-  }
-
-  // What the scheduler judges together with what it hears itself. Said again as long as it is so.
-  void TellWhoIsSuspect(bool idle) {
-    const auto silent = connector_.SilentPeers();
-    // A worker that hears no peer at all is itself cut off. It reports only its link to the scheduler, which ends this
-    // incarnation.
-    const bool deaf = silent.size() >= 2 && silent.size() == peers_.size();
-    for (const transport::Connector::Silence& peer : silent) {
-      if (deaf && peers_[peer.node].role != Role::kScheduler) continue;
-      client_.ReportLinkFailed({peer.node, peer.epoch,
-                                absl::StrCat("nothing came for ", absl::ToInt64Milliseconds(peer.length), " ms"),
-                                LinkFailed::Kind::kSilent});
-    }
-    if (!idle || deaf) return;
-    for (const NodeId node : node_->Overdue())
-      if (const auto peer = peers_.find(node); peer != peers_.end())
-        client_.ReportLinkFailed({node, peer->second.epoch, "its part of a step is overdue", LinkFailed::Kind::kLate});
-  }
-
-  int Turn() {
-    const int frames = node_->Poll();
-    if (const absl::Status health = node_->Health(); !health.ok()) Fail(health);
-    for (const transport::Connector::Failure& failure : connector_.TakeFailures()) {
-      LogWarning(name_, ": node ", failure.node.value(), " cannot be reached: ", failure.why);
-      client_.ReportLinkFailed({failure.node, failure.epoch, failure.why});
-    }
-    if (!unconnected_.empty()) TellWhoConnected();
-    const absl::Time now = SystemClock().Now();
-    if (now >= next_look_) {
-      next_look_ = now + kBetweenLooks;
-      Publish();
-      TellWhoIsSuspect(frames == 0);
-    }
-    return frames;
-  }
-
-  void Publish() {
-    Heartbeat heartbeat = node_->Status();
-    for (const auto& [id, peer] : peers_) {
-      const transport::Connector::Bytes bytes = connector_.BytesTo(id);
-      heartbeat.links.push_back({id, connector_.LanesTo(id), bytes.messages, bytes.tensors, node_->ExchangeWith(id)});
-    }
-    MutexLock lock(mutex_);
-    heartbeat_ = std::move(heartbeat);
-  }
-
-  void Fail(const absl::Status& status) {
-    {
-      MutexLock lock(mutex_);
-      if (failure_.ok()) failure_ = status;
-    }
-    client_.Stop();
-  }
-
-  MembershipClient& client_;
-  transport::Connector& connector_;
-  const std::unique_ptr<WorkerNode> node_;
-  const std::string name_;
-  // On the loop.
-  std::map<NodeId, Peer> peers_;
-  uint64_t version_ = 0;             // of the peers
-  std::vector<NodeId> listed_;       // by the scheduler
-  std::vector<NodeId> unconnected_;  // as last told
-  bool reached_all_ = false;         // at some time
-  absl::Time next_look_ = absl::InfinitePast();
-  bool configured_ = false;
-  mutable Mutex mutex_;
-  Heartbeat heartbeat_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  NodeLoop loop_;  // last: its thread uses the rest
-};
 
 uint32_t RandomId(std::random_device& random) {
   return std::uniform_int_distribution<uint32_t>(1, std::numeric_limits<uint32_t>::max() - 1)(random);
@@ -224,35 +53,63 @@ WorkerMain::WorkerMain(WorkerMainOptions options, ConnectorFactory make_connecto
       make_connector_(std::move(make_connector)),
       make_node_(std::move(make_node)) {}
 
-absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinOnce(
-    std::unique_ptr<transport::Connector>& connector) {
+WorkerMain::WorkerMain(WorkerMainOptions options, ConnectorFactory make_connector, PairFactory make_pair)
+    : options_(std::move(options)),
+      process_(RandomProcess()),
+      runs_as_(ThisProcess()),
+      make_connector_(std::move(make_connector)),
+      make_pair_(std::move(make_pair)) {}
+
+// Each with a node and an epoch of its own.
+absl::StatusOr<std::vector<std::unique_ptr<transport::Connector>>> WorkerMain::MakeConnectors() {
+  std::vector<std::unique_ptr<transport::Connector>> connectors;
   std::random_device random;
-  const NodeId node(RandomId(random));
-  const Epoch epoch(RandomId(random));
-  connector.reset();
-  auto made = make_connector_(node, epoch);
-  // A device whose cable is out is none to UCX. If this host had it before, it will have it again.
-  if (!made.ok()) return was_member_ ? absl::UnavailableError(made.status().message()) : made.status();
-  connector = *std::move(made);
-  MembershipClient::Options join;
-  join.scheduler = options_.scheduler;
-  join.security = options_.security;
-  join.files = options_.files;
-  join.request = JoinRequest{options_.role,
-                             options_.name,
-                             node,
-                             epoch,
-                             kBuildVersion,
-                             proto::kFrameVersion,
-                             connector->version(),
-                             connector->address(),
-                             options_.capabilities,
-                             options_.model,
-                             process_,
-                             runs_as_};
-  auto client = MembershipClient::Join(join);
-  was_member_ = was_member_ || client.ok();
-  return client;
+  epochs_.clear();
+  for (size_t i = 0; i < (options_.attention ? 2 : 1); ++i) {
+    const NodeId node(RandomId(random));
+    epochs_.emplace_back(RandomId(random));
+    auto made = make_connector_(node, epochs_.back());
+    // A device whose cable is out is none to UCX. If this host had it before, it will have it again.
+    if (!made.ok()) return was_member_ ? absl::UnavailableError(made.status().message()) : made.status();
+    connectors.push_back(*std::move(made));
+  }
+  if (connectors.size() < 2) return connectors;
+  auto [one, other] = transport::LocalConnector::Link(std::move(connectors[0]), std::move(connectors[1]));
+  connectors[0] = std::move(one);
+  connectors[1] = std::move(other);
+  return connectors;
+}
+
+JoinRequest WorkerMain::RequestOf(size_t index, const transport::Connector& connector) const {
+  const bool first = index == 0;
+  return JoinRequest{first ? options_.role : Role::kAttentionWorker,
+                     first ? options_.name : options_.attention->name,
+                     connector.id(),
+                     epochs_[index],
+                     kBuildVersion,
+                     proto::kFrameVersion,
+                     connector.version(),
+                     connector.address(),
+                     first ? options_.capabilities : options_.attention->capabilities,
+                     first ? options_.model : std::nullopt,
+                     process_,
+                     runs_as_};
+}
+
+absl::StatusOr<std::vector<WorkerMain::Way>> WorkerMain::JoinOnce() {
+  DT_ASSIGN_OR_RETURN(auto connectors, MakeConnectors());
+  std::vector<Way> ways;
+  for (size_t i = 0; i < connectors.size(); ++i) {
+    MembershipClient::Options join;
+    join.scheduler = options_.scheduler;
+    join.security = options_.security;
+    if (i == 0) join.files = options_.files;
+    join.request = RequestOf(i, *connectors[i]);
+    DT_ASSIGN_OR_RETURN(auto client, MembershipClient::Join(join));
+    ways.push_back({std::move(connectors[i]), std::move(client)});
+  }
+  was_member_ = true;
+  return ways;
 }
 
 // How long to try again after such an end of JoinOnce(). Refusals are final, except for what this worker's own former
@@ -265,25 +122,24 @@ absl::Duration WorkerMain::PatienceWith(const absl::Status& refusal) const {
 }
 
 // The scheduler may start later than its workers, or end and be started again.
-absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
-    std::unique_ptr<transport::Connector>& connector) {
+absl::StatusOr<std::vector<WorkerMain::Way>> WorkerMain::JoinPatiently() {
   absl::Time since = SystemClock().Now();
   absl::StatusCode last = absl::StatusCode::kOk;
   bool said = false;
   while (true) {
-    auto client = JoinOnce(connector);
-    if (client.ok() || stopping_) return client;
-    const absl::Duration patience = PatienceWith(client.status());
+    auto ways = JoinOnce();
+    if (ways.ok() || stopping_) return ways;
+    const absl::Duration patience = PatienceWith(ways.status());
     const absl::Time now = SystemClock().Now();
     // A scheduler that could not be reached for long may then have this worker's former incarnation for a moment.
-    if (last != absl::StatusCode::kOk && last != client.status().code()) {
+    if (last != absl::StatusCode::kOk && last != ways.status().code()) {
       since = now;
       said = false;
     }
-    last = client.status().code();
-    if (now - since >= patience) return client.status();
+    last = ways.status().code();
+    if (now - since >= patience) return ways.status();
     if (!said)
-      LogWarning(options_.name, ": ", std::string(client.status().message()), "; trying ",
+      LogWarning(options_.name, ": ", std::string(ways.status().message()), "; trying ",
                  patience == absl::InfiniteDuration() ? "until it is back" : "for " + absl::FormatDuration(patience));
     said = true;
     Pause(kRetryPause);
@@ -291,20 +147,36 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
   }
 }
 
-absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& connector, bool& in_vain) {
+absl::StatusOr<WorkerMain::Nodes> WorkerMain::MakeNodes(const std::vector<Way>& ways) {
+  const auto joined = [&](size_t i) { return Joined{*ways[i].connector, ways[i].client->membership()}; };
+  if (make_pair_ != nullptr) return make_pair_(joined(0), joined(1));
+  Nodes nodes;
+  nodes.push_back(make_node_(*ways[0].connector, ways[0].client->membership()));
+  return nodes;
+}
+
+absl::Status WorkerMain::Serve(const std::vector<Way>& ways, bool& in_vain) {
+  DT_ASSIGN_OR_RETURN(Nodes nodes, MakeNodes(ways));
   {
     MutexLock lock(mutex_);
     if (stopping_) return absl::OkStatus();
-    client_ = &client;
+    for (const Way& way : ways) clients_.push_back(way.client.get());
   }
-  LogInfo(options_.name, " is ", NameOf(options_.role), " worker ", client.membership().worker.value(), " of ",
-          options_.scheduler, "; data plane: ", connector.listening());
-  Session session(client, connector, make_node_(connector, client.membership()), options_.name);
+  std::vector<WorkerSession::Member> members;
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const bool first = i == 0;
+    const std::string& name = first ? options_.name : options_.attention->name;
+    LogInfo(name, " is ", NameOf(first ? options_.role : Role::kAttentionWorker), " worker ",
+            ways[i].client->membership().worker.value(), " of ", options_.scheduler,
+            "; data plane: ", ways[i].connector->listening());
+    members.push_back({ways[i].client.get(), ways[i].connector.get(), std::move(nodes[i]), name});
+  }
+  WorkerSession session(std::move(members));
   const absl::Status end = session.Run();
   in_vain = session.WasInVain();
   served_ = served_ || session.Served();
   MutexLock lock(mutex_);
-  client_ = nullptr;
+  clients_.clear();
   return end;
 }
 
@@ -319,21 +191,20 @@ absl::Status WorkerMain::Drained() const {
 }
 
 absl::Status WorkerMain::Run() {
-  DT_RETURN_IF_ERROR(CheckCapacity(options_.capabilities));
+  DT_RETURN_IF_ERROR(CheckCapacity(options_.attention ? options_.attention->capabilities : options_.capabilities));
   absl::Duration pause = kFirstPause;
   absl::Time in_vain_since = SystemClock().Now();
   while (true) {
-    std::unique_ptr<transport::Connector> connector;
-    auto client = JoinPatiently(connector);
+    auto ways = JoinPatiently();
     if (stopping_) return absl::OkStatus();
     // The scheduler remembers which workers it drained, since the dismissal may have been lost with the connection.
-    if (absl::IsAborted(client.status())) return Drained();
-    if (!client.ok()) return client.status();
+    if (absl::IsAborted(ways.status())) return Drained();
+    if (!ways.ok()) return ways.status();
     const absl::Time begun = SystemClock().Now();
     bool in_vain = false;
-    const absl::Status end = Serve(**client, *connector, in_vain);
+    const absl::Status end = Serve(*ways, in_vain);
     if (stopping_) return absl::OkStatus();
-    client->reset();
+    for (Way& way : *ways) way.client.reset();
     if (absl::IsAborted(end) && end.message() == "drained") return Drained();
     if (!absl::IsUnavailable(end) && !absl::IsAborted(end)) return end;
     LogWarning(options_.name, ": ", std::string(end.message()), "; joining again");
@@ -344,19 +215,17 @@ absl::Status WorkerMain::Run() {
       continue;
     }
     if (!served_ && now - in_vain_since > options_.join_timeout) return end;
-    connector.reset();
+    ways->clear();
     Pause(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
 }
 
 void WorkerMain::Stop() {
-  MembershipClient* client = nullptr;
   {
     MutexLock lock(mutex_);
     stopping_ = true;
-    client = client_;
-    if (client != nullptr) client->Leave();
+    for (MembershipClient* client : clients_) client->Leave();
   }
   wake_.notify_all();
 }

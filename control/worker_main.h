@@ -8,32 +8,10 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "control/membership_client.h"
-#include "control/node_loop.h"
+#include "control/worker_node.h"
 #include "transport/connector.h"
 
 namespace dovetail::control {
-
-// What a role does with its membership. One object is one incarnation.
-// Threads: reactor-owned, except Configure(): another thread calls it before the loop uses the node.
-class WorkerNode {
- public:
-  virtual ~WorkerNode() = default;
-  // Allocates for the model; blocks. The KV blocks it has (0 for a compute worker). Called once, before anything else,
-  // on another thread while the loop does not use the node.
-  virtual absl::StatusOr<uint64_t> Configure(const Configuration& configuration) = 0;
-  // Whether linear layers of prompts run there, so that of their states it leaves proto::StatesLeft. After Configure().
-  virtual bool LeavesStates() const { return false; }
-  virtual void AddPeer(const Peer& peer) = 0;     // after the connector knows it
-  virtual void RemovePeer(const Peer& peer) = 0;  // before the connector forgets it
-  virtual int Poll() = 0;                         // frames handled
-  // Peers whose part of a step is overdue. Asked when Poll() found nothing.
-  virtual std::vector<NodeId> Overdue() { return {}; }
-  virtual Heartbeat Status() const = 0;
-  // Not kOk: this process cannot go on, for this reason. Asked after each Poll().
-  virtual absl::Status Health() const { return absl::OkStatus(); }
-  // How layers cross to this peer: as Link::exchange.
-  virtual std::string ExchangeWith(NodeId) const { return {}; }
-};
 
 struct WorkerMainOptions {
   std::string scheduler;  // HOST:PORT
@@ -46,6 +24,13 @@ struct WorkerMainOptions {
   // How long a scheduler that cannot be reached is tried, and one that lets this worker join but not serve. A worker
   // that was a member tries without limit: it keeps what took it long to load.
   absl::Duration join_timeout = absl::Seconds(30);
+  // A pair: the process has a compute worker, as above, and this attention worker. Both are members, with one event
+  // loop; frames between them go through memory.
+  struct Attention {
+    std::string name;
+    Capabilities capabilities;
+  };
+  std::optional<Attention> attention;
 };
 
 // A worker process: joins, serves, and joins anew as another incarnation whenever its membership ends, until it is
@@ -56,8 +41,17 @@ class WorkerMain {
  public:
   using ConnectorFactory = std::function<absl::StatusOr<std::unique_ptr<transport::Connector>>(NodeId, Epoch)>;
   using NodeFactory = std::function<std::unique_ptr<WorkerNode>(transport::Connector&, const JoinReply&)>;
+  // Of a pair: of the compute worker, and then of the attention worker.
+  struct Joined {
+    transport::Connector& connector;
+    JoinReply membership;
+  };
+  using Nodes = std::vector<std::unique_ptr<WorkerNode>>;
+  using PairFactory = std::function<absl::StatusOr<Nodes>(const Joined&, const Joined&)>;
 
   WorkerMain(WorkerMainOptions options, ConnectorFactory make_connector, NodeFactory make_node);
+  // Requires: options.attention.
+  WorkerMain(WorkerMainOptions options, ConnectorFactory make_connector, PairFactory make_pair);
 
   // Blocks. kOk: stopped or drained. Otherwise one line: what is wrong and the remedy.
   absl::Status Run();
@@ -66,9 +60,17 @@ class WorkerMain {
   void Stop();
 
  private:
-  absl::StatusOr<std::unique_ptr<MembershipClient>> JoinOnce(std::unique_ptr<transport::Connector>& connector);
-  absl::StatusOr<std::unique_ptr<MembershipClient>> JoinPatiently(std::unique_ptr<transport::Connector>& connector);
-  absl::Status Serve(MembershipClient& client, transport::Connector& connector, bool& in_vain);
+  // One incarnation's way into the cluster.
+  struct Way {
+    std::unique_ptr<transport::Connector> connector;
+    std::unique_ptr<MembershipClient> client;  // destroyed first
+  };
+  absl::StatusOr<std::vector<std::unique_ptr<transport::Connector>>> MakeConnectors();
+  absl::StatusOr<std::vector<Way>> JoinOnce();
+  absl::StatusOr<std::vector<Way>> JoinPatiently();
+  JoinRequest RequestOf(size_t index, const transport::Connector& connector) const;
+  absl::StatusOr<Nodes> MakeNodes(const std::vector<Way>& ways);
+  absl::Status Serve(const std::vector<Way>& ways, bool& in_vain);
   absl::Duration PatienceWith(const absl::Status& refusal) const;
   void Pause(absl::Duration length);
   absl::Status Drained() const;
@@ -78,8 +80,10 @@ class WorkerMain {
   const HostProcess runs_as_;
   const ConnectorFactory make_connector_;
   const NodeFactory make_node_;
+  const PairFactory make_pair_;
   Mutex mutex_;
-  MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;  // while Serve runs
+  std::vector<MembershipClient*> clients_ ABSL_GUARDED_BY(mutex_);  // while Serve runs
+  std::vector<Epoch> epochs_;                                       // of the connectors that were made last
   bool was_member_ = false;
   bool served_ = false;  // as a member, at some time
   CondVar wake_;
