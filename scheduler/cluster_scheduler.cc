@@ -115,7 +115,9 @@ absl::Status ClusterScheduler::BuildNode() {
   options.model_digest = model.digest;
   options.tell_cache = true;
   if (options.max_model_len == 0) options.max_model_len = static_cast<int>(model.max_positions);
-  options.ChooseStepTokens(/*on_gpu=*/members_.device() != "cpu");
+  const bool on_gpu = members_.device() != "cpu";
+  options.ChooseStepTokens(on_gpu);
+  options.run_ahead = on_gpu && options.micro_batches == 1 && !options.adapt_micro_batches;  // of pairs
   DT_RETURN_IF_ERROR(options.Validate());
   options_.scheduler = options;
   node_ = std::make_unique<SchedulerNode>(
@@ -265,7 +267,9 @@ void ClusterScheduler::On(const BeginServing& action) {
     const std::string few = proto::TooFewForASequence(members_.model()->attention, member->kv_blocks,
                                                       has.kv_bytes / std::max<uint64_t>(1, member->kv_blocks));
     if (!few.empty()) LogWarning(member->request.name, ": ", few);
-    node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks, ReadRate(has));
+    const Member* const partner = members_.PartnerOf(*member);
+    node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks, ReadRate(has),
+                              partner != nullptr ? std::optional(partner->worker) : std::nullopt);
   } else {
     node_->AddComputeWorker(member->worker, member->request.node, member->leaves_states,
                             members_.KindOf(member->request));
@@ -429,13 +433,15 @@ absl::Status ClusterScheduler::Drain(const std::string& name, bool alone) {
   return Drain(member->worker, alone);
 }
 
+// The compute worker of a pair goes last: sequences of its attention worker step on it.
 void ClusterScheduler::FinishDrains() {
   std::vector<MemberAction> actions;
   std::vector<WorkerId> done;
-  for (const auto& [id, member] : members_.members())
-    if (member.state == MemberState::kDraining &&
-        (member.request.role == Role::kComputeWorker || node_->HoldsNothing(id)))
-      done.push_back(id);
+  for (const auto& [id, member] : members_.members()) {
+    if (member.state != MemberState::kDraining) continue;
+    const bool computes = member.request.role == Role::kComputeWorker;
+    if (computes ? members_.PartnerOf(member) == nullptr : node_->HoldsNothing(id)) done.push_back(id);
+  }
   for (const WorkerId worker : done) members_.Drained(worker, actions);
   if (!actions.empty()) Perform(std::move(actions));
 }

@@ -100,6 +100,13 @@ const Member* ControlMembers::FindName(const std::string& name) const {
   return nullptr;
 }
 
+const Member* ControlMembers::PartnerOf(const Member& member) const {
+  if (member.request.process == 0) return nullptr;
+  for (const auto& [id, other] : members_)
+    if (other.request.process == member.request.process && other.request.role != member.request.role) return &other;
+  return nullptr;
+}
+
 absl::Status ControlMembers::CheckVersions(const control::JoinRequest& request) const {
   if (request.frame_version != proto::kFrameVersion)
     return FailedPrecondition(request.name, ": speaks version ", request.frame_version,
@@ -512,16 +519,19 @@ void ControlMembers::Refuse(WorkerId worker, const std::string& why, std::vector
 }
 
 absl::Status ControlMembers::Drain(WorkerId worker, std::vector<MemberAction>& actions) {
-  Member* member = Mutable(worker);
+  const Member* member = Find(worker);
   if (member == nullptr) return NotFound("worker ", worker.value(), " is no member; `dovetail status` lists them");
-  if (member->state == MemberState::kDraining) return absl::OkStatus();
-  if (member->state != MemberState::kServing) {
-    Remove(worker, kDrained, /*dismissed=*/true, actions);
-    return absl::OkStatus();
-  }
-  member->state = MemberState::kDraining;
-  actions.push_back(DrainMember{worker});
+  std::vector<WorkerId> all = {worker};
+  if (const Member* partner = PartnerOf(*member); partner != nullptr) all.push_back(partner->worker);
+  for (const WorkerId one : all) DrainOne(*Mutable(one), actions);
   return absl::OkStatus();
+}
+
+void ControlMembers::DrainOne(Member& member, std::vector<MemberAction>& actions) {
+  if (member.state == MemberState::kDraining) return;
+  if (member.state != MemberState::kServing) return Remove(member.worker, kDrained, /*dismissed=*/true, actions);
+  member.state = MemberState::kDraining;
+  actions.push_back(DrainMember{member.worker});
 }
 
 absl::Status ControlMembers::MayDrainAlone(WorkerId worker) const {

@@ -209,6 +209,8 @@ class ControlMembers {
   // The peers that a member should be connected with but is not: their names, or "scheduler".
   std::vector<std::string> Unconnected(const Member& member) const;
   const Member* FindName(const std::string& name) const;
+  // The other worker of its process: the two are a pair. Null: there is none.
+  const Member* PartnerOf(const Member& member) const;
 
  private:
   Member* Mutable(WorkerId worker);
@@ -237,6 +239,7 @@ class ControlMembers {
   absl::Duration PatienceWith(const Member& member) const;
   absl::Time DeadlineOf(const Member& member) const;
   bool MayServe(const Member& member) const;
+  void DrainOne(Member& member, std::vector<MemberAction>& actions);
   void Remove(WorkerId worker, const std::string& why, bool dismissed, std::vector<MemberAction>& actions);
 
   const MembershipOptions options_;

@@ -29,8 +29,8 @@ struct SchedulerOptions {
   int micro_batches = 1;             // steps in flight of each compute worker
   bool adapt_micro_batches = false;  // as many of them as measured stage times ask for (rotation_plan.h)
   // Plans a step of decodes before the tokens of the one before are known (proto/drawn_token.h), so that a worker never
-  // waits for the scheduler. With one micro-batch, for one compute and one attention worker, and for pairs
-  // (AttentionWorkerJoined); otherwise as if it were off.
+  // waits for the scheduler. With one micro-batch, and for sequences of pairs (AttentionWorkerJoined) whose device
+  // draws; otherwise as if it were off.
   bool run_ahead = false;
   // How long a compute worker may take for a step besides what its tokens need (step_patience.h); then it is dismissed.
   absl::Duration step_timeout = absl::InfiniteDuration();

@@ -81,9 +81,11 @@ void StepPlanner::SendToPairs() {
   for (int i = 0; i < pool_.micro_batches_in_use(); ++i) batches_.SendHome(i);
 }
 
-// One compute worker and one attention worker, of which the embedder says that they are a pair: run_ahead.
+// All that there is: one compute worker, and the attention worker of its pair.
 bool StepPlanner::IsOnePair() const {
-  return options_.run_ahead && pool_.workers().size() == 1 && accounts_.budget().workers().size() == 1;
+  const std::vector<KvBudget::Worker>& attention = accounts_.budget().workers();
+  return options_.run_ahead && pool_.workers().size() == 1 && attention.size() == 1 &&
+         attention.front().pair == pool_.workers().front();
 }
 
 // Of several pairs: a step of a micro-batch may follow another if all members lie on the attention worker of its pair.
@@ -97,7 +99,8 @@ bool StepPlanner::MayRunAhead(int index) const {
 }
 
 bool StepPlanner::RunsAhead(int first, int second) const {
-  if (!options_.run_ahead || pool_.micro_batches_in_use() != static_cast<int>(pool_.workers().size())) return false;
+  if (!options_.run_ahead || second >= kMaxMicroBatches) return false;
+  if (pool_.micro_batches_in_use() != static_cast<int>(pool_.workers().size())) return false;
   if (batches_[first].group != StepId() || batches_[second].group != StepId()) return false;
   return batches_[second].in_flight || MayRunAhead(first);
 }

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <random>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "tests/control/members_cluster.h"
@@ -258,6 +259,36 @@ TEST(Members, ADrainingWorkerServesOnUntilItHasNothingLeft) {
   cluster.members.Drained(attention, cluster.actions);
   EXPECT_EQ(cluster.Count<EndServing>(attention), 1);
   EXPECT_EQ(cluster.members.Drain(attention, cluster.actions).code(), absl::StatusCode::kNotFound);
+}
+
+// A pair: two workers of one process.
+TEST(Members, DrainingOneWorkerOfAPairDrainsBoth) {
+  for (const bool by_its_compute_worker : {true, false}) {
+    Cluster cluster;
+    std::vector<WorkerId> workers;
+    for (const auto& [role, node, process] : std::vector<std::tuple<Role, uint32_t, uint64_t>>{
+             {Role::kComputeWorker, 1, 77}, {Role::kAttentionWorker, 2, 77}, {Role::kAttentionWorker, 3, 78}}) {
+      control::JoinRequest request = Request(role, node, absl::StrCat("w", node));
+      request.process = process;
+      const auto reply = cluster.members.Join(request, cluster.now);
+      ASSERT_TRUE(reply.ok()) << reply.status();
+      ASSERT_TRUE(cluster.members.Attend(reply->worker, reply->epoch, cluster.now, cluster.actions).ok());
+      if (role == Role::kComputeWorker) cluster.members.ModelComplete(cluster.actions);
+      workers.push_back(reply->worker);
+    }
+    const auto [compute, attention, other] = std::tuple(workers[0], workers[1], workers[2]);
+    EXPECT_EQ(cluster.members.PartnerOf(*cluster.members.Find(compute))->worker, attention);
+    EXPECT_EQ(cluster.members.PartnerOf(*cluster.members.Find(attention))->worker, compute);
+    EXPECT_EQ(cluster.members.PartnerOf(*cluster.members.Find(other)), nullptr);
+    for (const WorkerId worker : workers) cluster.Ready(worker, worker == compute ? 0 : 100);
+    for (const WorkerId worker : workers) cluster.Apply(worker);
+    ASSERT_TRUE(cluster.members.Drain(by_its_compute_worker ? compute : attention, cluster.actions).ok());
+    EXPECT_EQ(cluster.Count<DrainMember>(compute), 1);
+    EXPECT_EQ(cluster.Count<DrainMember>(attention), 1);
+    EXPECT_EQ(cluster.Count<DrainMember>(other), 0);
+    cluster.members.Drained(attention, cluster.actions);
+    EXPECT_EQ(cluster.members.PartnerOf(*cluster.members.Find(compute)), nullptr);
+  }
 }
 
 TEST(Members, AWorkerMayDrainAloneOnlyWhileNoOtherOfItsRoleDrains) {

@@ -60,7 +60,7 @@ FakeCluster::FakeCluster(ClusterOptions options)
                           options_.scheduler.enable_prefix_caching);
     const double rate = i < options_.rates.size() ? options_.rates[i] : 1;
     AttentionWorkerJoined joined{.worker = id, .epoch = Epoch(1), .kv_blocks = options_.kv_blocks[i], .rate = rate};
-    if (static_cast<int>(i) < options_.pairs) joined.pair = WorkerId(next_compute_worker_ + id.value());
+    if (static_cast<int>(i) < options_.pairs) joined.pair = WorkerId(kFirstComputeWorker + id.value());
     Post(now_, joined);
   }
   for (int i = 0; i < options_.compute_workers; ++i) {
@@ -116,6 +116,9 @@ void FakeCluster::Deliver(Event event) {
     // When it was posted, the worker's fate was not known: no incarnation joins twice.
     if (!joined_.emplace(joined->worker, worker(joined->worker).epoch()).second) worker(joined->worker).Restart();
     joined->epoch = worker(joined->worker).epoch();
+    // Started again, it is still in the process of its compute worker.
+    if (static_cast<int>(joined->worker.value()) < options_.pairs && !joined->pair)
+      joined->pair = WorkerId(kFirstComputeWorker + joined->worker.value());
     joined_.emplace(joined->worker, joined->epoch);
   }
   if (const auto* lost = std::get_if<AttentionWorkerLost>(&event)) {

@@ -199,7 +199,8 @@ class FakeCluster {
   StepId hung_;
   int results_to_lose_ = 0, steps_to_damage_ = 0;
   uint64_t last_lost_result_ = 0;  // as `steps` counts
-  uint32_t next_compute_worker_ = 100;
+  static constexpr uint32_t kFirstComputeWorker = 100;
+  uint32_t next_compute_worker_ = kFirstComputeWorker;
   StepId last_step_;
   struct Sent {
     StepId step;

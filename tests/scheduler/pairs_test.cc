@@ -67,6 +67,20 @@ TEST(Pairs, StepsRunWhereTheirSequencesLie) {
   }
 }
 
+// With more of them than half of the micro-batches there are not two for each, and none steps ahead of its tokens.
+TEST(Pairs, AsManyAsThereAreMicroBatchesStepAll) {
+  for (const int pairs : {8, 9, kMaxMicroBatches}) {
+    SCOPED_TRACE(pairs);
+    ClusterOptions options = Pairs(pairs);
+    options.scheduler.run_ahead = true;
+    FakeCluster cluster(options);
+    for (uint64_t i = 0; i < 40; ++i)
+      cluster.SubmitAt(cluster.at(absl::Milliseconds(i)), Ask(100 + static_cast<int>(i), 20, "a", i + 1));
+    cluster.RunUntilIdle();
+    ExpectUndisturbed(cluster);
+  }
+}
+
 // Its first micro-batch is that of another worker, which has nothing to do and is planned first.
 TEST(Pairs, WhatIsSentToItsPairStepsAtOnce) {
   FakeCluster cluster(Pairs(2));

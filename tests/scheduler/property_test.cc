@@ -199,7 +199,10 @@ Outcome RunSeed(uint64_t seed, Ahead ahead = Ahead::kNo) {
     options.scheduler.run_ahead = true;
     options.scheduler.micro_batches = options.compute_workers = 1;
   }
-  if (ahead == Ahead::kOneGpu) options.kv_blocks.resize(1);
+  if (ahead == Ahead::kOneGpu) {
+    options.kv_blocks.resize(1);
+    options.pairs = 1;
+  }
   if (ahead == Ahead::kPairs) options.compute_workers = options.pairs = static_cast<int>(options.kv_blocks.size());
   FakeCluster cluster(options);
   const int requests = dice.Of(1, 40);

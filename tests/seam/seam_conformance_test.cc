@@ -227,7 +227,9 @@ class Cluster final : public compute::DenseBackendFactory {
     if (how_.way == Way::kBetweenGpus) made->AllowExchange(means_);
     attention_.push_back(std::move(made));
     compute_->AddAttentionWorker({worker, kEpoch, node});
-    scheduler_->AddAttentionWorker(worker, kEpoch, node, kBlocks);
+    std::optional<WorkerId> pair;
+    if (shared_gpu_ != nullptr) pair = kComputeWorker;
+    scheduler_->AddAttentionWorker(worker, kEpoch, node, kBlocks, /*rate=*/1, pair);
     return absl::OkStatus();
   }
   uint32_t PromptBlocks(const proto::AttentionTable& table, int max_step_tokens,
