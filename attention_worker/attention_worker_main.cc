@@ -42,7 +42,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     options.digests = options_.digests;
     options.reports_cache = true;
     auto node = AttentionWorkerNode::Create(configuration.attention, options, device_, connector_, SystemClock(),
-                                            /*shared_gpu=*/nullptr, storage);
+                                            options_.shared_gpu, storage);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());

@@ -6,6 +6,7 @@
 #include "base/span_sink.h"
 #include "control/worker_main.h"
 #include "exchange/cuda/gpu_exchange.h"
+#include "exchange/cuda/shared_gpu.h"
 #include "kernels/device.h"
 
 namespace dovetail::attention {
@@ -20,6 +21,8 @@ struct AttentionWorkerMainOptions {
   KvStorage storage = KvStorage::kAsSent;
   Digests digests = Digests::kNone;
   SpanSink* spans = nullptr;  // of traces; outlives the node
+  // With the compute worker of its pair, on a GPU; outlives the node.
+  exchange::SharedGpu* shared_gpu = nullptr;
 };
 
 // For WorkerMain. `device` outlives the node.

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "compute_worker/compute_worker_node.h"
+#include "exchange/cuda/shared_gpu.h"
 
 namespace dovetail::compute {
 namespace {
@@ -46,7 +47,9 @@ class ClusterComputeWorker final : public control::WorkerNode {
   bool LeavesStates() const override { return node_ != nullptr && node_->leaves_states(); }
 
   void AddPeer(const control::Peer& peer) override {
-    if (peer.role == control::Role::kAttentionWorker) node_->AddAttentionWorker({peer.worker, peer.epoch, peer.node});
+    const bool pair = tuning_.shared_gpu != nullptr && tuning_.shared_gpu->attention() == peer.node;
+    if (peer.role == control::Role::kAttentionWorker)
+      node_->AddAttentionWorker({.worker = peer.worker, .epoch = peer.epoch, .node = peer.node, .same_gpu = pair});
     if (peer.role == control::Role::kComputeWorker) node_->AddComputeWorker({peer.worker, peer.epoch, peer.node});
   }
   void RemovePeer(const control::Peer& peer) override {

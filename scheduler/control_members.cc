@@ -16,7 +16,6 @@ using control::Role;
 
 namespace {
 
-constexpr char kDrained[] = "drained";      // the one end after which a worker does not join again
 constexpr size_t kDrainedProcesses = 1024;  // remembered
 
 // Of two tables that are equal except for the type in which linear states are kept: theirs, and ours.
@@ -97,13 +96,6 @@ const Member* ControlMembers::FindNode(NodeId node) const {
 const Member* ControlMembers::FindName(const std::string& name) const {
   for (const auto& [id, member] : members_)
     if (member.request.name == name) return &member;
-  return nullptr;
-}
-
-const Member* ControlMembers::PartnerOf(const Member& member) const {
-  if (member.request.process == 0) return nullptr;
-  for (const auto& [id, other] : members_)
-    if (other.request.process == member.request.process && other.request.role != member.request.role) return &other;
   return nullptr;
 }
 
@@ -516,37 +508,6 @@ void ControlMembers::Gone(WorkerId worker, const std::string& why, std::vector<M
 }
 void ControlMembers::Refuse(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions) {
   Remove(worker, why, /*dismissed=*/true, actions);
-}
-
-absl::Status ControlMembers::Drain(WorkerId worker, std::vector<MemberAction>& actions) {
-  const Member* member = Find(worker);
-  if (member == nullptr) return NotFound("worker ", worker.value(), " is no member; `dovetail status` lists them");
-  std::vector<WorkerId> all = {worker};
-  if (const Member* partner = PartnerOf(*member); partner != nullptr) all.push_back(partner->worker);
-  for (const WorkerId one : all) DrainOne(*Mutable(one), actions);
-  return absl::OkStatus();
-}
-
-void ControlMembers::DrainOne(Member& member, std::vector<MemberAction>& actions) {
-  if (member.state == MemberState::kDraining) return;
-  if (member.state != MemberState::kServing) return Remove(member.worker, kDrained, /*dismissed=*/true, actions);
-  member.state = MemberState::kDraining;
-  actions.push_back(DrainMember{member.worker});
-}
-
-absl::Status ControlMembers::MayDrainAlone(WorkerId worker) const {
-  const Member* member = Find(worker);
-  if (member == nullptr) return absl::OkStatus();
-  for (const auto& [id, other] : members_)
-    if (id != worker && other.state == MemberState::kDraining && other.request.role == member->request.role)
-      return absl::AbortedError(absl::StrCat(other.request.name, " drains"));
-  return absl::OkStatus();
-}
-
-void ControlMembers::Drained(WorkerId worker, std::vector<MemberAction>& actions) {
-  const Member* member = Find(worker);
-  if (member == nullptr || member->state != MemberState::kDraining) return;
-  Remove(worker, kDrained, /*dismissed=*/true, actions);
 }
 
 // One whose heartbeats were late lately, though it lives, may be twice as late the next time.

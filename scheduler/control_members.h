@@ -90,6 +90,7 @@ inline bool IsUp(const Member& member) { return member.state >= MemberState::kCo
 inline bool IsServing(const Member& member) { return member.state >= MemberState::kServing; }
 
 inline constexpr NodeId kSchedulerNode(0);
+inline constexpr char kDrained[] = "drained";  // the one end after which a worker does not join again
 
 // What the shell must do, in order.
 struct SendConfiguration {
@@ -172,6 +173,7 @@ class ControlMembers {
   void Gone(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);
   void Refuse(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);
 
+  // Both workers of a pair (PartnerOf).
   absl::Status Drain(WorkerId worker, std::vector<MemberAction>& actions);
   // kAborted names another worker of its role that drains.
   absl::Status MayDrainAlone(WorkerId worker) const;

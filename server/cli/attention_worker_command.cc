@@ -1,6 +1,3 @@
-#include <sys/sysinfo.h>
-
-#include <algorithm>
 #include <utility>
 
 #include "attention_worker/attention_worker_main.h"
@@ -16,47 +13,11 @@
 namespace dovetail::cli {
 namespace {
 
-// In addition to KV, a GPU holds a step's tables and whatever CUDA takes later.
-constexpr uint64_t kPercentOfFree = 94;
-constexpr uint64_t kLeastKvBytes = uint64_t{1} << 20;
-
-// On the CPU a quarter of the machine's memory, or of what `numa_node` has.
-absl::StatusOr<uint64_t> RoomOn(kernels::Device& device, std::optional<int> numa_node) {
-  if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device); gpu != nullptr) {
-    DT_ASSIGN_OR_RETURN(const kernels::cuda::CudaDevice::Memory memory, gpu->memory());
-    return memory.free_bytes / 100 * kPercentOfFree;
-  }
-  for (const engine::NumaNode& node : engine::ReadHostFacts().nodes)
-    if (node.number == numa_node) return node.memory_bytes / 4;
-  struct sysinfo machine;
-  if (sysinfo(&machine) != 0) return Internal("--kv-capacity auto: this machine does not say how much memory it has");
-  return uint64_t{machine.totalram} * machine.mem_unit / 4;
-}
-
-// --kv-capacity, or what auto comes to.
-absl::StatusOr<uint64_t> KvBytesOf(const AttentionWorkerFlags& flags, kernels::Device& device) {
-  if (flags.kv_capacity != "auto") {
-    DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-capacity", flags.kv_capacity, "auto"));
-    if (bytes == 0) return InvalidArgument("--kv-capacity: a worker of no bytes holds no token; write 8GiB");
-    return bytes;
-  }
-  DT_ASSIGN_OR_RETURN(const uint64_t room, RoomOn(device, flags.numa_node));
-  DT_ASSIGN_OR_RETURN(const uint64_t leave, ParseBytes("--kv-leave", flags.kv_leave));
-  DT_ASSIGN_OR_RETURN(const uint64_t most, ParseBytes("--kv-most", flags.kv_most));
-  const uint64_t bytes = room > leave ? (room - leave) / static_cast<uint64_t>(flags.kv_sharers) : 0;
-  if (bytes < kLeastKvBytes)
-    return ResourceExhausted("--kv-capacity auto: ", room >> 20, " MiB are to be had on ", device.name(), ", of which ",
-                             leave >> 20, " MiB are for others; free some memory there, or take another device");
-  return most == 0 ? bytes : std::min(bytes, most);
-}
-
 absl::Status CheckFlags(const AttentionWorkerFlags& flags) {
   DT_RETURN_IF_ERROR(CheckPlanes(flags.control, flags.data));
   DT_RETURN_IF_ERROR(CheckTraceFlags(flags.traces));
   DT_RETURN_IF_ERROR(engine::CheckWorkerDeviceName("--device", flags.device));
-  if (flags.kv_capacity != "auto") DT_RETURN_IF_ERROR(ParseBytes("--kv-capacity", flags.kv_capacity, "auto").status());
-  DT_RETURN_IF_ERROR(ParseBytes("--kv-leave", flags.kv_leave).status());
-  return ParseBytes("--kv-most", flags.kv_most).status();
+  return CheckKvCapacity(flags.kv);
 }
 
 }  // namespace
@@ -80,7 +41,7 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(const engine::ExchangeChoice exchange,
                       engine::ChooseExchange(flags.exchange, "the attention worker", *device));
   role.exchange = exchange.means;
-  DT_ASSIGN_OR_RETURN(role.kv_bytes, KvBytesOf(flags, *device));
+  DT_ASSIGN_OR_RETURN(role.kv_bytes, KvBytesOf(flags.kv, *device, flags.numa_node));
   control::WorkerMainOptions options;
   options.scheduler = flags.control.scheduler;
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", options.scheduler, /*may_be_free=*/false));

@@ -79,6 +79,72 @@ void AddUnlikeWorkersFlag(CLI::App& command, bool& unlike_workers) {
       ->group("Control plane");
 }
 
+void AddKvCapacityFlag(CLI::App& command, KvCapacityFlags& flags) {
+  command
+      .add_option("--kv-capacity", flags.capacity,
+                  "Memory for KV, as 8GiB; auto: what is free on a GPU, a quarter of the machine's for a CPU")
+      ->type_name("SIZE")
+      ->group("KV cache");
+}
+
+void AddKvShareFlags(CLI::App& command, KvCapacityFlags& flags) {
+  command.add_option("--kv-leave", flags.leave, "With auto: what to leave of it, for weights still to come")
+      ->type_name("SIZE")
+      ->group("KV cache");
+  command.add_option("--kv-sharers", flags.sharers, "With auto: attention workers that share it")
+      ->check(WholeNumber(1, 64))
+      ->type_name("N")
+      ->group("KV cache");
+  command.add_option("--kv-most", flags.most, "With auto: at most so much; 0: all")
+      ->type_name("SIZE")
+      ->group("KV cache");
+}
+
+void AddComputeWorkerFlags(CLI::App& command, ComputeWorkerFlags& flags) {
+  command
+      .add_option("MODEL", flags.engine.model, "A .gguf file, or a Hugging Face folder (config.json and safetensors)")
+      ->required();
+  AddSchedulerAddressFlag(command, flags.control);
+  AddWeightFlags(command, flags.engine);
+  AddNameFlag(command, flags.name);
+  AddJoinTimeoutFlag(command, flags.join_timeout);
+  AddSecurityFlags(command, flags.control);
+  AddCheckFlagsFlag(command, flags.check_flags);
+  AddLogFlags(command, flags.log);
+  AddTraceFlags(command, flags.traces);
+  AddDataFlags(command, flags.data);
+  AddExchangeFlag(command, flags.exchange);
+}
+
+void AddLayoutFlags(CLI::App& command, UpFlags& flags) {
+  command
+      .add_option("--gpus", flags.gpus,
+                  "GPUs that have layers and attention, as cuda:0,cuda:1, or all; --layout says how they share them")
+      ->type_name("LIST")
+      ->group("Device");
+  command
+      .add_option(
+          "--layout", flags.layout,
+          "pairs: each device has layers, and attention of its own sequences; split: layers on one, attention on "
+          "others; auto: pairs where the GPUs are alike, else split [auto with --gpus, else split]")
+      ->check(OneOf({"auto", "pairs", "split"}))
+      ->default_str("")
+      ->type_name("LAYOUT")
+      ->group("Device");
+}
+
+absl::Status CheckLayoutFlags(const CLI::App& command, const UpFlags& flags) {
+  for (const char* flag : {"--attention-workers", "--attention-devices", "--compute-devices", "--device"})
+    if (command.count(flag) > 0 && !flags.gpus.empty())
+      return InvalidArgument("--gpus: it says where layers and attention are, and so does ", flag,
+                             "; leave one of them out");
+  for (const char* flag : {"--attention-workers", "--attention-devices"})
+    if (command.count(flag) > 0 && flags.layout == "pairs")
+      return InvalidArgument("--layout pairs: each pair has one attention worker, on its own device; leave ", flag,
+                             " out");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
@@ -102,6 +168,7 @@ void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
       ->type_name("LANES")
       ->group("Data plane");
   AddTrustNetworkFlag(up, up_.trust_network);
+  AddLayoutFlags(up, up_);
   AddComputeDevicesFlag(up, up_.engine);
   up.add_option("--attention-devices", up_.attention_devices,
                 "Where attention runs, as cuda:1,cpu: the attention workers take these in turn; one each by default. "
@@ -116,6 +183,7 @@ void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
       ->group("Device");
   AddExchangeFlag(up, up_.exchange);
   up.callback([this, report, &up] {
+    if (const absl::Status fits = CheckLayoutFlags(up, up_); !fits.ok()) return report(fits);
     if (up.count("--attention-workers") == 0) up_.engine.attention_workers = WorkersFor(up_.attention_devices);
     if (up_.engine.attention_workers > engine::kMaxAttentionWorkers)
       return report(InvalidArgument("--attention-devices: ", up_.engine.attention_workers, " devices; ",
@@ -155,11 +223,7 @@ void ClusterCommands::AddAttentionWorker(CLI::App& app, const Report& report) {
       AddCommand(app, "attention-worker", "Run an attention worker: it holds KV cache, no weights, and knows no model",
                  "  dovetail attention-worker --scheduler 10.0.0.5:7100 --kv-capacity 8GiB\n");
   AddSchedulerAddressFlag(attention, attention_.control);
-  attention
-      .add_option("--kv-capacity", attention_.kv_capacity,
-                  "Memory for KV, as 8GiB; auto: what is free on a GPU, a quarter of the machine's for a CPU")
-      ->type_name("SIZE")
-      ->group("KV cache");
+  AddKvCapacityFlag(attention, attention_.kv);
   attention
       .add_option(
           "--kv-cache-dtype", attention_.kv_cache_dtype,
@@ -168,16 +232,7 @@ void ClusterCommands::AddAttentionWorker(CLI::App& app, const Report& report) {
       ->check(OneOf({"auto", "int8", "int8_per_token_head", "fp8", "fp8_e4m3"}))
       ->type_name("TYPE")
       ->group("KV cache");
-  attention.add_option("--kv-leave", attention_.kv_leave, "With auto: what to leave of it, for weights still to come")
-      ->type_name("SIZE")
-      ->group("KV cache");
-  attention.add_option("--kv-sharers", attention_.kv_sharers, "With auto: attention workers that share it")
-      ->check(WholeNumber(1, 64))
-      ->type_name("N")
-      ->group("KV cache");
-  attention.add_option("--kv-most", attention_.kv_most, "With auto: at most so much; 0: all")
-      ->type_name("SIZE")
-      ->group("KV cache");
+  AddKvShareFlags(attention, attention_.kv);
   AddStateSnapshotsFlag(attention, attention_.state_snapshots);
   AddKvChecksumsFlag(attention, attention_.kv_checksums);
   AddExchangeFlag(attention, attention_.exchange);
@@ -213,21 +268,22 @@ void ClusterCommands::AddComputeWorker(CLI::App& app, const Report& report) {
   CLI::App& compute =
       AddCommand(app, "compute-worker", "Run a compute worker: it holds the weights and runs the dense layers",
                  "  dovetail compute-worker smollm2-135m-instruct.gguf --scheduler 10.0.0.5:7100\n");
-  compute
-      .add_option("MODEL", compute_.engine.model,
-                  "A .gguf file, or a Hugging Face folder (config.json and safetensors)")
-      ->required();
-  AddSchedulerAddressFlag(compute, compute_.control);
-  AddWeightFlags(compute, compute_.engine);
-  AddNameFlag(compute, compute_.name);
-  AddJoinTimeoutFlag(compute, compute_.join_timeout);
-  AddSecurityFlags(compute, compute_.control);
-  AddCheckFlagsFlag(compute, compute_.check_flags);
-  AddLogFlags(compute, compute_.log);
-  AddTraceFlags(compute, compute_.traces);
-  AddDataFlags(compute, compute_.data);
-  AddExchangeFlag(compute, compute_.exchange);
+  AddComputeWorkerFlags(compute, compute_);
   compute.callback([this, report] { report(RunComputeWorker(compute_)); });
+}
+
+void ClusterCommands::AddPairWorker(CLI::App& app, const Report& report) {
+  CLI::App& pair = AddCommand(
+      app, "pair-worker",
+      "Run a compute worker and an attention worker in one process and on one device: a pair, which keeps its "
+      "sequences",
+      "  dovetail pair-worker ./Llama-3-8B --device cuda:0 --scheduler 10.0.0.5:7100\n");
+  AddComputeWorkerFlags(pair, pair_.compute);
+  AddKvCapacityFlag(pair, pair_.kv);
+  AddKvShareFlags(pair, pair_.kv);
+  AddStateSnapshotsFlag(pair, pair_.state_snapshots);
+  AddKvChecksumsFlag(pair, pair_.kv_checksums);
+  pair.callback([this, report] { report(RunPairWorker(pair_)); });
 }
 
 void ClusterCommands::AddServer(CLI::App& app, const Report& report) {
@@ -288,6 +344,7 @@ void ClusterCommands::AddTo(CLI::App& app, const Report& report) {
   AddScheduler(app, report);
   AddAttentionWorker(app, report);
   AddComputeWorker(app, report);
+  AddPairWorker(app, report);
   AddServer(app, report);
   AddStatus(app, report);
   AddDrain(app, report);

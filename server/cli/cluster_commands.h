@@ -9,6 +9,7 @@
 #include "server/cli/api_server.h"
 #include "server/cli/cluster_flags.h"
 #include "server/cli/engine_flags.h"
+#include "server/cli/kv_capacity.h"
 #include "server/cli/log_flags.h"
 #include "server/cli/trace_flags.h"
 
@@ -35,10 +36,7 @@ struct SchedulerFlags {
 absl::Status RunScheduler(const SchedulerFlags& flags);
 
 struct AttentionWorkerFlags {
-  std::string kv_capacity = "auto";
-  std::string kv_leave = "0";  // with auto: for others on the device
-  std::string kv_most = "0";   // with auto: 0: no bound
-  int kv_sharers = 1;          // with auto: workers that share what is free
+  KvCapacityFlags kv;
   std::string kv_cache_dtype = "auto";
   int state_snapshots = attention::kSnapshotPercent;
   bool kv_checksums = false;
@@ -69,6 +67,15 @@ struct ComputeWorkerFlags {
   bool check_flags = false;
 };
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
+
+// A pair: a compute worker and an attention worker in one process, on one device.
+struct PairWorkerFlags {
+  ComputeWorkerFlags compute;
+  KvCapacityFlags kv;
+  int state_snapshots = attention::kSnapshotPercent;
+  bool kv_checksums = false;
+};
+absl::Status RunPairWorker(const PairWorkerFlags& flags);
 // A compute worker logs this, and behind it the name of its device, before it loads its model.
 inline constexpr const char* kComputesOn = "the layers run on ";
 
@@ -87,6 +94,8 @@ struct UpFlags {
   EngineFlags engine;
   ServerFlags server;
   std::string attention_devices = "cpu";  // taken in turn by the attention workers
+  std::string gpus;                       // empty: as the other flags of devices say
+  std::string layout;                     // auto, pairs or split; empty: auto where `gpus` are named, else split
   std::string numa = "auto";
   std::string lanes = "shm";
   bool trust_network = false;
@@ -130,6 +139,7 @@ class ClusterCommands {
   void AddScheduler(CLI::App& app, const Report& report);
   void AddAttentionWorker(CLI::App& app, const Report& report);
   void AddComputeWorker(CLI::App& app, const Report& report);
+  void AddPairWorker(CLI::App& app, const Report& report);
   void AddServer(CLI::App& app, const Report& report);
   void AddStatus(CLI::App& app, const Report& report);
   void AddDrain(CLI::App& app, const Report& report);
@@ -137,6 +147,7 @@ class ClusterCommands {
   SchedulerFlags scheduler_;
   AttentionWorkerFlags attention_;
   ComputeWorkerFlags compute_;
+  PairWorkerFlags pair_;
   ServerFlags server_;
   UpFlags up_;
   StatusFlags status_;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mutex.h"
@@ -25,6 +26,7 @@
 #include "server/cli/cluster_commands.h"
 #include "server/cli/compute_devices.h"
 #include "server/cli/core_shares.h"
+#include "server/cli/layout.h"
 #include "server/cli/numa_places.h"
 #include "server/cli/prefill_flags.h"
 #include "server/cli/restart_pauses.h"
@@ -45,7 +47,7 @@ constexpr absl::Duration kStopPatience = absl::Seconds(5);
 constexpr const char* kScheduler = "scheduler";
 constexpr const char* kServer = "server";
 constexpr const char* kComputePrefix = "compute-";
-constexpr const char* kFirstCompute = "compute-1";
+constexpr const char* kPairPrefix = "pair-";
 constexpr const char* kNumaNode = "--numa-node";
 constexpr const char* kThreadsOfShare = "share";  // in place of a number, until it is known where the layers run
 
@@ -58,9 +60,13 @@ class Up {
   Up(const UpFlags& flags, StopSignal& stop) : flags_(flags), stop_(stop) {}
 
   absl::Status Run() {
-    DT_ASSIGN_OR_RETURN(places_, ParseAttentionPlaces("--attention-devices", flags_.attention_devices));
+    DT_RETURN_IF_ERROR(ApplyLayout());
+    if (!pairs_) {
+      DT_ASSIGN_OR_RETURN(places_, ParseAttentionPlaces("--attention-devices", flags_.attention_devices));
+    }
     DT_ASSIGN_OR_RETURN(compute_workers_, ComputeWorkersOf(flags_.engine));
     compute_devices_ = ComputeDevicesOf(flags_.engine);
+    if (pairs_) flags_.engine.attention_workers = compute_workers_;
     DT_RETURN_IF_ERROR(CheckPrefillRanks(flags_.engine, /*compute_workers=*/std::nullopt));
     DT_RETURN_IF_ERROR(TuningOf(flags_.engine).status());
     DT_RETURN_IF_ERROR(CheckTraceFlags(flags_.traces));
@@ -87,6 +93,22 @@ class Up {
   }
 
  private:
+  // --gpus and --layout, as flags of devices.
+  absl::Status ApplyLayout() {
+    pairs_ = flags_.layout == "pairs";
+    if (flags_.gpus.empty()) return absl::OkStatus();
+    DT_ASSIGN_OR_RETURN(const std::vector<GpuOfMachine> gpus, GpusOf(flags_.gpus));
+    DT_ASSIGN_OR_RETURN(const Layout layout, ChooseLayout(flags_.layout.empty() ? "auto" : flags_.layout, gpus));
+    LogInfo("--layout ", layout.pairs ? "pairs" : "split", ": ", layout.why);
+    pairs_ = layout.pairs;
+    flags_.engine.compute_devices = absl::StrJoin(layout.layers, ",");
+    flags_.attention_devices = absl::StrJoin(layout.attention, ",");
+    flags_.engine.attention_workers = std::max<int>(1, static_cast<int>(layout.attention.size()));
+    // Pairs do not divide a prompt (ADR 87).
+    if (pairs_ && flags_.engine.prefill_ranks == "auto") flags_.engine.prefill_ranks = "1";
+    return absl::OkStatus();
+  }
+
   absl::Status SizeKvCache() {
     DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
     DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
@@ -99,9 +121,9 @@ class Up {
                                                      absl::StrCat("--attention-devices: ", place.device)));
     }
     DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, FirstComputeDevice().starts_with("cuda"),
-                                            /*cache_on_its_gpu=*/false));
+                                            /*cache_on_its_gpu=*/pairs_));
     prefill_exchange_ = flags_.engine.prefill_exchange;
-    if (compute_devices_.size() > 1) prefill_exchange_ = ExchangeBetweenGpus(flags_.engine, table);
+    if (compute_devices_.size() > 1 && !pairs_) prefill_exchange_ = ExchangeBetweenGpus(flags_.engine, table);
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes,
                           ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory, "auto"));
@@ -145,6 +167,15 @@ class Up {
             "--kv-sharers",  std::to_string(sharers),
             "--kv-leave",    std::to_string(static_cast<uint64_t>(weights) * weight_bytes_),
             "--kv-most",     std::to_string(most_kv_bytes_)};
+  }
+
+  // The weights are there before it looks at what is free.
+  Arguments KvArgumentsOfPair() const {
+    if (FirstComputeDevice() == "cpu" || most_kv_bytes_ == 0) return {"--kv-capacity", std::to_string(kv_bytes_)};
+    const size_t devices = std::max<size_t>(1, compute_devices_.size());
+    const size_t sharers = (static_cast<size_t>(compute_workers_) + devices - 1) / devices;
+    return {"--kv-capacity",         "auto",      "--kv-sharers",
+            std::to_string(sharers), "--kv-most", std::to_string(most_kv_bytes_)};
   }
 
   // Of the attention worker with that number, from 1.
@@ -218,7 +249,7 @@ class Up {
 
   std::vector<std::string> ComputeWorkerWords(const std::string& name, const std::string& device, int threads) const {
     const EngineFlags& engine = flags_.engine;
-    return {"compute-worker",
+    return {pairs_ ? "pair-worker" : "compute-worker",
             engine.model,
             "--name",
             name,
@@ -255,8 +286,17 @@ class Up {
   std::string PromptScratch() const {
     const bool elsewhere =
         std::any_of(places_.begin(), places_.end(), [](const auto& at) { return at.device != "cpu"; });
-    const bool own = !elsewhere || compute_devices_.size() > 1;
+    const bool own = !pairs_ && (!elsewhere || compute_devices_.size() > 1);
     return flags_.engine.prompt_scratch == "auto" && own ? "own" : flags_.engine.prompt_scratch;
+  }
+
+  std::string ComputeName(int number) const { return absl::StrCat(pairs_ ? kPairPrefix : kComputePrefix, number); }
+
+  void AddAttentionOfPair(Arguments& arguments) const {
+    arguments.insert(arguments.end(), {"--state-snapshots", std::to_string(flags_.engine.state_snapshots)});
+    const Arguments kv = KvArgumentsOfPair();
+    arguments.insert(arguments.end(), kv.begin(), kv.end());
+    if (flags_.engine.kv_checksums) arguments.push_back("--kv-checksums");
   }
 
   // What starts them: as of the command line.
@@ -268,16 +308,17 @@ class Up {
             ? engine.threads
             : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / compute_workers_);
     for (int i = 1; i <= compute_workers_; ++i) {
-      const std::string name = absl::StrCat(kComputePrefix, i);
+      const std::string name = ComputeName(i);
       workers_[name] = ComputeWorkerWords(name, ComputeDevice(i), compute_threads);
+      if (pairs_) AddAttentionOfPair(workers_[name]);
     }
     const auto trace = [&](const std::string& name) {
       if (engine.trace_file.empty()) return;
       workers_[name].insert(workers_[name].end(), {"--trace-file", absl::StrCat(engine.trace_file, ".", name)});
     };
-    for (int i = 1; i <= compute_workers_; ++i) trace(absl::StrCat(kComputePrefix, i));
+    for (int i = 1; i <= compute_workers_; ++i) trace(ComputeName(i));
     int on_cpu = 0;
-    for (int i = 1; i <= engine.attention_workers; ++i) {
+    for (int i = 1; !pairs_ && i <= engine.attention_workers; ++i) {
       const std::string name = absl::StrCat("attention-", i);
       workers_[name] = {"attention-worker",
                         "--name",
@@ -332,7 +373,9 @@ class Up {
 
   // With --device auto the first compute worker chooses between the CPU and a GPU for all: a cluster refuses unlike
   // ones. How many threads attention on the CPU has depends on it as well.
-  bool WaitsForDevice(const std::string& name) const { return FirstComputeDevice() == "auto" && name != kFirstCompute; }
+  bool WaitsForDevice(const std::string& name) const {
+    return FirstComputeDevice() == "auto" && name != ComputeName(1);
+  }
 
   void OnWorkersLine(const std::string& name, const std::string& line) {
     MutexLock lock(mutex_);
@@ -356,7 +399,7 @@ class Up {
 
   int CpuAttentionWorkers() const {
     int workers = 0;
-    for (int i = 1; i <= flags_.engine.attention_workers; ++i) workers += PlaceOf(i).device == "cpu" ? 1 : 0;
+    for (int i = 1; !pairs_ && i <= flags_.engine.attention_workers; ++i) workers += PlaceOf(i).device == "cpu" ? 1 : 0;
     return workers;
   }
 
@@ -487,7 +530,7 @@ class Up {
   void AnnounceWhenWhole() {
     const absl::Time now = SystemClock().Now();
     server_ready_ = std::min(server_ready_, now);
-    const bool all = workers_that_serve_ >= static_cast<int>(workers_.size());
+    const bool all = workers_that_serve_ >= static_cast<int>(workers_.size()) * (pairs_ ? 2 : 1);
     all_serve_ = all ? std::min(all_serve_, now) : absl::InfiniteFuture();
     announced_ = now > all_serve_ + kLanesAreKnown || now > server_ready_ + kAnnounceAnyway;
     if (announced_) Announce();
@@ -504,8 +547,9 @@ class Up {
         absl::StrCat("ready: http", s_, "://", http_address_, "  (scheduler ", address_, "; Ctrl-C stops all)"));
   }
 
-  const UpFlags& flags_;
+  UpFlags flags_;
   StopSignal& stop_;
+  bool pairs_ = false;  // the compute workers have the attention workers in their processes
   int compute_workers_ = 1;
   std::vector<std::string> compute_devices_;  // taken in turn by the compute workers; none: all are on --device
   std::string prefill_exchange_;              // of the scheduler

@@ -5,6 +5,7 @@
 #include <map>
 #include <variant>
 
+#include "scheduler/core/limits.h"
 #include "scheduler/core/prefill_planner.h"
 #include "tests/scheduler/small_cluster.h"
 

@@ -228,7 +228,7 @@ class Cluster final : public compute::DenseBackendFactory {
     attention_.push_back(std::move(made));
     compute_->AddAttentionWorker({worker, kEpoch, node});
     std::optional<WorkerId> pair;
-    if (shared_gpu_ != nullptr) pair = kComputeWorker;
+    if (shared_gpu_ != nullptr) pair = WorkerId(1);  // the compute worker
     scheduler_->AddAttentionWorker(worker, kEpoch, node, kBlocks, /*rate=*/1, pair);
     return absl::OkStatus();
   }

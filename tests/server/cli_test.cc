@@ -57,8 +57,9 @@ struct Mistake {
 };
 
 const std::string kAllCommands =
-    "serve, run, up, scheduler, attention-worker, compute-worker, server, status, drain, inspect, devices, bench, "
-    "plan, plan-prefill, logits";
+    "serve, run, up, scheduler, attention-worker, compute-worker, pair-worker, server, status, drain, inspect, "
+    "devices, "
+    "bench, plan, plan-prefill, logits";
 
 TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
   const std::vector<Mistake> mistakes = {
@@ -154,6 +155,9 @@ TEST(Cli, CheckFlagsSaysWhatIsWrongWithARolesFlagsAndOpensNothing) {
       {{"compute-worker", "/none", "--device", "gpu"}, "--device: 'gpu' is none of auto, cpu, cuda and cuda:N"},
       {{"compute-worker", "/none", "--prompt-scratch", "much"},
        "--prompt-scratch: 'much' is no size; write 8GiB, 512MiB or a number of bytes, or auto, or own"},
+      {{"pair-worker", "/none", "--device", "cuda:7", "--kv-capacity", "auto"}, ""},
+      {{"pair-worker", "/none", "--kv-capacity", "8Gi"}, "--kv-capacity: '8Gi' is no size"},
+      {{"pair-worker", "/none", "--device", "gpu"}, "--device: 'gpu' is none of auto, cpu, cuda and cuda:N"},
       {{"server", "--host", "0.0.0.0", "--api-key-file", "/none", "--ssl-certfile", "/none", "--ssl-keyfile", "/none"},
        ""},
       {{"server", "--scheduler", "7100"}, "--scheduler: '7100' is no address"},

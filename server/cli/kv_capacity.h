@@ -1,0 +1,30 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/status.h"
+#include "kernels/device.h"
+
+namespace dovetail::cli {
+
+// How much memory an attention worker takes for KV, as flags say it.
+struct KvCapacityFlags {
+  std::string capacity = "auto";
+  std::string leave = "0";  // with auto: for others on the device
+  std::string most = "0";   // with auto: 0: no bound
+  int sharers = 1;          // with auto: workers that share what is free
+};
+
+// Without looking at a device. Errors: kInvalidArgument names the flag.
+// Threads: pure.
+absl::Status CheckKvCapacity(const KvCapacityFlags& flags);
+
+// [bytes] --kv-capacity, or what auto comes to: of what is free now on a GPU; on a CPU of a quarter of the machine's
+// memory, or of what `numa_node` has.
+// Errors: kInvalidArgument, kResourceExhausted: the message names the flag.
+// Threads: thread-safe.
+absl::StatusOr<uint64_t> KvBytesOf(const KvCapacityFlags& flags, kernels::Device& device,
+                                   std::optional<int> numa_node = std::nullopt);
+
+}  // namespace dovetail::cli

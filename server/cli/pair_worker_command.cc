@@ -1,0 +1,61 @@
+#include "engine/device_choice.h"
+#include "engine/pair_nodes.h"
+#include "server/cli/cluster_commands.h"
+#include "server/cli/compute_role.h"
+#include "server/cli/role.h"
+#include "server/cli/stop_signal.h"
+
+namespace dovetail::cli {
+namespace {
+
+// On a GPU, what a compute worker's buffers, cuBLASLt and CUDA itself take once the weights are there.
+constexpr uint64_t kBesideWeights = uint64_t{2} << 30;
+
+absl::Status CheckFlags(const PairWorkerFlags& flags) {
+  DT_RETURN_IF_ERROR(CheckComputeWorkerFlags(flags.compute));
+  return CheckKvCapacity(flags.kv);
+}
+
+absl::StatusOr<uint64_t> KvBytesBesideLayers(const PairWorkerFlags& flags, kernels::Device& device) {
+  KvCapacityFlags kv = flags.kv;
+  if (engine::AsGpu(device) != nullptr) {
+    DT_ASSIGN_OR_RETURN(const uint64_t leave, ParseBytes("--kv-leave", kv.leave));
+    kv.leave = std::to_string(leave + kBesideWeights);
+  }
+  return KvBytesOf(kv, device);
+}
+
+}  // namespace
+
+absl::Status RunPairWorker(const PairWorkerFlags& flags) {
+  if (flags.compute.check_flags) return CheckFlags(flags);
+  const std::string process = flags.compute.name.empty() ? "pair" : flags.compute.name;
+  BeginRole(process);
+  const LogWriter log(LogOptionsOf(flags.compute.log, process));
+  StopSignal stop;
+  DT_ASSIGN_OR_RETURN(const auto role,
+                      PrepareComputeRole(flags.compute, "dovetail-pair-worker",
+                                         flags.compute.name.empty() ? DefaultName("pair") : flags.compute.name));
+  attention::AttentionWorkerMainOptions attention;
+  attention.snapshot_percent = flags.state_snapshots;
+  attention.storage = KvStorageOf(flags.compute.engine.kv_cache_dtype);
+  attention.digests = DigestsOf(flags.kv_checksums);
+  attention.exchange = role->tuning.exchange;
+  attention.spans = role->spans.get();
+  DT_ASSIGN_OR_RETURN(attention.kv_bytes, KvBytesBesideLayers(flags, *role->device));
+  role->options.attention.emplace();
+  role->options.attention->name = role->options.name + "-attention";
+  role->options.attention->capabilities = role->options.capabilities;
+  role->options.attention->capabilities.kv_bytes = attention.kv_bytes;
+  engine::PairNodes pair(*role->loaded.model, role->options.model->digest, *role->device, role->tuning,
+                         flags.compute.engine.trace_file, attention);
+  using Joined = control::WorkerMain::Joined;
+  control::WorkerMain worker(role->options, role->connectors, [&](const Joined& computes, const Joined& attends) {
+    role->WarnOfWhatIsShort(flags.compute);
+    return pair.Make(computes, attends);
+  });
+  if (!flags.compute.engine.trace_file.empty()) stop.OwnerEnds();  // the trace is written at the end
+  return stop.RunUntil([&] { return worker.Run(); }, [&] { worker.Stop(); });
+}
+
+}  // namespace dovetail::cli

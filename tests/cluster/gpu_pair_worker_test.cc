@@ -1,0 +1,168 @@
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "compute_worker/cuda/cuda_model.h"
+#include "engine/pair_nodes.h"
+#include "engine/remote_engine.h"
+#include "engine/remote_model.h"
+#include "model/checkpoint.h"
+#include "scheduler/scheduler_main.h"
+#include "tests/cluster/inproc_hub.h"
+#include "tests/cluster/near_ties.h"
+#include "tests/cluster/test_engine.h"
+#include "tests/cluster/tiny_hybrid.h"
+#include "tests/cluster/tiny_model.h"
+#include "tests/support/test_data.h"
+
+// A pair worker on a GPU, as `dovetail pair-worker` makes it, in a cluster with a scheduler of its own. Also on an
+// emulated GPU.
+
+namespace dovetail::test {
+namespace {
+
+using control::WorkerMain;
+using kernels::cuda::CudaDevice;
+
+constexpr uint64_t kKvBytes = uint64_t{16} << 20;
+
+std::vector<TokenId> Tokens(int count, int seed) {
+  std::vector<TokenId> tokens;
+  for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<TokenId>(1 + (17 * i * i + (31 + seed) * i) % 90));
+  return tokens;
+}
+
+class GpuPairWorker : public ::testing::TestWithParam<bool> {  // whether the model has linear layers
+ protected:
+  void SetUp() override {
+    const auto path = GetParam() ? WriteTinyFolder(TinyGatedDeltaConfig(), 5, TempFolder())
+                                 : WriteTinyModel({.layers = 4}, TempFolder());
+    auto cpu = TestModel::Load(path, model::WeightFormat::kBF16);
+    ASSERT_TRUE(cpu.ok()) << cpu.status();
+    cpu_ = *std::move(cpu);
+    auto reference = StartCluster(*cpu_, ClusterOptionsFor(*cpu_, DType::kBF16));
+    ASSERT_TRUE(reference.ok()) << reference.status();
+    reference_ = *std::move(reference);
+    auto library = kernels::cuda::CudaLibrary::Open();
+    if (!library.ok()) GTEST_SKIP() << "needs a GPU";
+    auto device = CudaDevice::Create(*std::move(library), {.index = 0, .host_threads = 2});
+    if (!device.ok()) GTEST_SKIP() << "needs a GPU";
+    device_ = *std::move(device);
+    auto checkpoint = model::OpenCheckpoint(path);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    auto loaded = model::LoadModel(*std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    model_ = *std::move(loaded);
+    auto weights =
+        compute::CudaModel::Load(*device_, *model_, DType::kBF16, false, compute::GpuWeights::kDequantise, {});
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    weights_ = *std::move(weights);
+    ASSERT_NO_FATAL_FAILURE(StartScheduler());
+  }
+  void TearDown() override {
+    engine_.reset();
+    StopPair();
+  }
+
+  void StartScheduler() {
+    scheduler::SchedulerMainOptions options;
+    options.listen = "127.0.0.1:0";
+    options.lease = absl::Seconds(20);  // a busy machine must not lose the pair
+    options.scheduler.max_model_len = 1024;
+    options.scheduler.max_num_seqs = 16;
+    options.scheduler.max_num_batched_tokens = 256;
+    auto scheduler = scheduler::SchedulerMain::Start(options, Epoch(1), hub_.Create(NodeId(0), Epoch(1)));
+    ASSERT_TRUE(scheduler.ok()) << scheduler.status();
+    scheduler_ = *std::move(scheduler);
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", scheduler_->port()); }
+
+  void StartPair() {
+    control::WorkerMainOptions options;
+    options.scheduler = address();
+    options.role = control::Role::kComputeWorker;
+    options.name = "pair-1";
+    options.capabilities = {0, 1, 1'000'000'000, device_->name()};
+    auto summary = engine::SummarizeModel(*model_->checkpoint, DType::kBF16, model_->weight_bytes, options.files);
+    ASSERT_TRUE(summary.ok()) << summary.status();
+    options.model = *summary;
+    options.attention = {"pair-1-attention", options.capabilities};
+    options.attention->capabilities.kv_bytes = kKvBytes;
+    compute::ComputeWorkerTuning tuning;
+    tuning.dense = weights_.get();
+    attention::AttentionWorkerMainOptions attention;
+    attention.kv_bytes = kKvBytes;
+    nodes_ = std::make_unique<engine::PairNodes>(*model_, summary->digest, *device_, tuning, "", attention);
+    pair_ = std::make_unique<WorkerMain>(
+        options, [this](NodeId node, Epoch epoch) { return hub_.Create(node, epoch); },
+        [this](const WorkerMain::Joined& computes, const WorkerMain::Joined& attends) {
+          return nodes_->Make(computes, attends);
+        });
+    thread_ = std::thread([this] { EXPECT_EQ(pair_->Run(), absl::OkStatus()); });
+  }
+  void StopPair() {
+    if (pair_ != nullptr) pair_->Stop();
+    if (thread_.joinable()) thread_.join();
+    pair_.reset();
+    nodes_.reset();
+  }
+  void Connect() {
+    auto engine = engine::RemoteEngine::Connect({address(), {}, absl::Seconds(60), {}});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
+  }
+
+  void ExpectStreamsOfACpu(int tokens) {
+    std::vector<std::vector<TokenId>> prompts;
+    std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+    for (int i = 0; i < 5; ++i) {
+      prompts.push_back(Tokens(50 + 40 * i, 5 + i));
+      sinks.push_back(Submit(*engine_, GreedyRequest(prompts.back(), tokens)));
+    }
+    for (size_t i = 0; i < sinks.size(); ++i) {
+      ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
+      EXPECT_EQ(sinks[i]->protocol_errors(), 0);
+      ExpectChoicesOf(*reference_, prompts[i], sinks[i]->choices()[0].tokens);
+    }
+  }
+
+  InprocHub hub_;
+  std::unique_ptr<TestModel> cpu_;
+  std::unique_ptr<engine::EmbeddedCluster> reference_;
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<model::LoadedModel> model_;
+  std::unique_ptr<compute::CudaModel> weights_;
+  std::unique_ptr<scheduler::SchedulerMain> scheduler_;
+  std::unique_ptr<engine::PairNodes> nodes_;
+  std::unique_ptr<WorkerMain> pair_;
+  std::thread thread_;
+  std::unique_ptr<engine::RemoteEngine> engine_;
+};
+
+TEST_P(GpuPairWorker, HasTheChoicesOfACpuAndKeepsItsStepsOnTheGpu) {
+  StartPair();
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  ExpectStreamsOfACpu(40);
+  // Of steps through the host, an attention worker says how long its operators took.
+  for (const engine::StepSample& step : engine_->TakeStepSamples()) EXPECT_EQ(step.attention_us, 0);
+}
+
+TEST_P(GpuPairWorker, ServesAgainAsAnotherIncarnation) {
+  StartPair();
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  const auto sink = Submit(*engine_, GreedyRequest(Tokens(60, 3), 300));
+  sink->WaitForTokens(5);
+  StopPair();
+  StartPair();
+  ASSERT_EQ(sink->WaitForEnd(), absl::OkStatus());
+  ExpectChoicesOf(*reference_, Tokens(60, 3), sink->choices()[0].tokens);
+  ExpectStreamsOfACpu(20);
+}
+
+INSTANTIATE_TEST_SUITE_P(, GpuPairWorker, ::testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "WithLinearLayers" : "Softmax"); });
+
+}  // namespace
+}  // namespace dovetail::test
