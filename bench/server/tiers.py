@@ -2,11 +2,12 @@
 """What host memory adds to a GPU's: tokens a second of many long streams, by where their K and V may lie.
 
   bench/server/tiers.py BINARY MODEL [--prompt-tokens 1000] [--tokens 1500] [--rounds 2] [--windows 3] [--seconds 5]
-                        --setting 'STREAMS: flags of dovetail serve' [--setting ...]
+                        [--settle 10] --setting 'STREAMS: flags of dovetail serve'
+                        [--setting 'STREAMS: up FLAGS' ...]
 
-Each setting is one server with so many streams, all begun at once; the settings take turns, so many rounds. Windows of
-so many seconds begin ten seconds after the last stream's first token: tokens a second of all streams, and of the
-quarter that got the fewest and the most in that window. The client is one thread.
+Each setting is one server, or with `up` one cluster, with so many streams, all begun at once; the settings take
+turns, so many rounds. Windows of so many seconds begin --settle seconds after the last stream's first token: tokens a
+second of all streams, and of the quarter that got the fewest and the most in that window. The client is one thread.
 """
 import argparse
 import json
@@ -18,17 +19,19 @@ import subprocess
 import tempfile
 import time
 
-SETTLE_S = 10
 GIVE_UP_S = 240
 
 
 class Server:
     def __init__(self, options, flags):
         self.log = tempfile.TemporaryFile()
-        command = [options.binary, 'serve', options.model, '--port', '0', '--served-model-name', 'm', *flags]
+        cluster = flags[:1] == ['up']
+        command = [options.binary, 'up' if cluster else 'serve', options.model, '--port', '0', '--served-model-name',
+                   'm', *flags[cluster:]]
+        ready = r'^ready: http://(\S+):(\d+)' if cluster else r'listening on http://(\S+):(\d+)'
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
         for line in self.process.stdout:
-            if found := re.search(r'listening on http://(\S+):(\d+)', line):
+            if found := re.search(ready, line):
                 self.address = found.group(1), int(found.group(2))
                 return
         self.log.seek(0)
@@ -38,7 +41,7 @@ class Server:
         return self
 
     def __exit__(self, *_):
-        self.process.kill()
+        self.process.terminate()
         self.process.wait()
 
 
@@ -85,7 +88,7 @@ def measure(options, count, flags):
         streams = Streams(server.address, count, options)
         streams.wait_until_all_have_one()
         first = time.monotonic() - begin
-        streams.read(SETTLE_S)
+        streams.read(options.settle)
         windows = []
         for _ in range(options.windows):
             before, at = list(streams.events), time.monotonic()
@@ -99,7 +102,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('binary')
     parser.add_argument('model')
-    for name, default in (('prompt-tokens', 1000), ('tokens', 1500), ('rounds', 2), ('windows', 3), ('seconds', 5)):
+    for name, default in (('prompt-tokens', 1000), ('tokens', 1500), ('rounds', 2), ('windows', 3), ('seconds', 5),
+                          ('settle', 10)):
         parser.add_argument(f'--{name}', type=int, default=default)
     parser.add_argument('--setting', action='append', required=True)
     options = parser.parse_args()
