@@ -31,6 +31,7 @@
 #include "server/cli/prefill_flags.h"
 #include "server/cli/restart_pauses.h"
 #include "server/cli/role.h"
+#include "server/cli/role_arguments.h"
 #include "server/cli/stop_signal.h"
 
 namespace dovetail::cli {
@@ -40,7 +41,6 @@ constexpr absl::Duration kPollPause = absl::Milliseconds(50);
 constexpr absl::Duration kSchedulerStart = absl::Seconds(15);
 constexpr absl::Duration kLanesAreKnown = absl::Milliseconds(300);  // by the next heartbeats
 constexpr absl::Duration kAnnounceAnyway = absl::Seconds(10);
-constexpr const char* kEndlessly = "86400";             // seconds, the most that a server waits for a model
 constexpr uint64_t kBesideWeights = uint64_t{2} << 30;  // a compute worker's buffers, cuBLASLt and CUDA itself
 constexpr absl::Duration kStopPatience = absl::Seconds(5);
 
@@ -50,10 +50,6 @@ constexpr const char* kComputePrefix = "compute-";
 constexpr const char* kPairPrefix = "pair-";
 constexpr const char* kNumaNode = "--numa-node";
 constexpr const char* kThreadsOfShare = "share";  // in place of a number, until it is known where the layers run
-
-using Arguments = std::vector<std::string>;
-
-std::string PortOf(const std::string& address) { return address.substr(address.rfind(':') + 1); }
 
 class Up {
  public:
@@ -188,49 +184,6 @@ class Up {
   }
   const std::string& FirstComputeDevice() const { return ComputeDevice(1); }
 
-  Arguments SchedulerArguments() const {
-    const EngineFlags& engine = flags_.engine;
-    Arguments arguments = {"scheduler",
-                           "--listen",
-                           address_.empty() ? flags_.listen : address_,  // another one is where the first one was
-                           "--lanes",
-                           flags_.lanes,
-                           "--lease-ms",
-                           std::to_string(flags_.lease_ms),
-                           "--unserved-timeout",
-                           std::to_string(flags_.unserved_timeout),
-                           "--step-timeout",
-                           std::to_string(flags_.step_timeout),
-                           "--max-model-len",
-                           std::to_string(engine.max_model_len),
-                           "--max-num-seqs",
-                           std::to_string(engine.max_num_seqs),
-                           "--max-num-batched-tokens",
-                           engine.max_num_batched_tokens,
-                           "--prefill-itl-budget",
-                           engine.prefill_itl_budget,
-                           "--max-num-queued-reqs",
-                           std::to_string(engine.max_queued_requests),
-                           "--replay-one-in",
-                           std::to_string(engine.replay_one_in),
-                           "--placement",
-                           engine.placement,
-                           "--micro-batches",
-                           std::to_string(engine.micro_batches),
-                           "--prefill-ranks",
-                           engine.prefill_ranks,
-                           "--prefill-exchange",
-                           prefill_exchange_,
-                           "--prefill-rank-tokens",
-                           std::to_string(engine.prefill_rank_tokens),
-                           engine.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
-                           engine.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill"};
-    if (engine.seed) arguments.insert(arguments.end(), {"--seed", std::to_string(*engine.seed)});
-    if (flags_.trust_network) arguments.push_back("--trust-network");
-    if (flags_.unlike_workers) arguments.push_back("--unlike-workers");
-    return arguments;
-  }
-
   absl::Status StartScheduler() {
     DT_RETURN_IF_ERROR(StartOne(kScheduler));
     const absl::Time give_up = SystemClock().Now() + kSchedulerStart;
@@ -350,16 +303,18 @@ class Up {
 
   absl::Status StartOne(const std::string& name) {
     pauses_.Started(name, SystemClock().Now());
+    const std::string& listen = address_.empty() ? flags_.listen : address_;  // another one is where the first one was
     if (name == kScheduler)
-      return Launch(name, SchedulerArguments(), [this](const std::string& line) {
+      return Launch(name, SchedulerArguments(flags_, listen, prefill_exchange_), [this](const std::string& line) {
         scheduler_.OnLine(line);
         if (line.find(" serves as ") != std::string::npos) ++workers_that_serve_;
       });
     if (name == kServer)
-      return Launch(name, ServerArguments(), [this](const std::string& line) {
-        grpc_.OnLine(line);
-        http_.OnLine(line);
-      });
+      return Launch(name, ServerArguments(flags_, address_, http_address_, grpc_address_),
+                    [this](const std::string& line) {
+                      grpc_.OnLine(line);
+                      http_.OnLine(line);
+                    });
     return Launch(name, WithThreads(OnChosenDevice(workers_[name])),
                   [this, name](const std::string& line) { OnWorkersLine(name, line); });
   }
@@ -430,43 +385,6 @@ class Up {
       LogWarning(workers.attention_on_cpu, " attention workers on the CPU, and workers on GPUs, share ", cores,
                  " cores: each step waits for what the system runs last. Start fewer attention workers "
                  "(--attention-workers), or take a machine with more cores");
-    return arguments;
-  }
-
-  Arguments ServerArguments() const {
-    const ApiFlags& api = flags_.server.api;
-    Arguments arguments = {"server",
-                           "--scheduler",
-                           address_,
-                           "--connect-timeout",
-                           kEndlessly,
-                           "--host",
-                           api.host,
-                           "--port",
-                           http_address_.empty() ? std::to_string(api.port) : PortOf(http_address_),
-                           "--overload-status",
-                           std::to_string(api.overload_status),
-                           "--shutdown-timeout",
-                           std::to_string(api.shutdown_timeout)};
-    const auto add = [&](const std::string& flag, const std::string& value) {
-      if (!value.empty()) arguments.insert(arguments.end(), {flag, value});
-    };
-    for (const KeySources* sources : {&api.api_keys, &api.metrics_api_keys}) {
-      for (const std::string& key : sources->keys) add(sources->flag, key);
-      for (const std::string& file : sources->files) add(sources->file_flag, file);
-    }
-    for (const Arguments& more :
-         {ArgumentsOf(api.tls), ArgumentsOf(api.cors), ArgumentsOf(api.limits), ArgumentsOf(api.request_log)})
-      arguments.insert(arguments.end(), more.begin(), more.end());
-    for (const std::string& name : api.served_model_names) add("--served-model-name", name);
-    add("--chat-template", api.chat_template);
-    add("--tool-call-parser", api.tool_call_parser);
-    add("--reasoning-parser", api.reasoning_parser);
-    add("--pooling", api.pooling);
-    add("--grpc-listen", grpc_address_.empty() ? api.grpc_listen : grpc_address_);
-    add("--otlp-traces-sample-rate", absl::StrCat(api.trace_sample_rate));
-    if (api.ignore_model_name) arguments.push_back("--ignore-model-name");
-    if (flags_.engine.seed) add("--seed", std::to_string(*flags_.engine.seed));
     return arguments;
   }
 
