@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,11 +14,14 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/log_entry.h"
+#include "base/mutex.h"
 #include "base/thread_name.h"
 #include "server/cli/log_flags.h"
 #include "server/openai/json.h"
@@ -35,30 +39,36 @@ std::string Relayed(const std::string& name, const std::string& line) {
   return JsonLine({LogLevel::kInfo, absl::Now(), line, {}}, name);
 }
 
-void ReadLines(int fd, const std::string& name, const std::function<void(const std::string&)>& on_line) {
-  NameThread("dt-" + name);
-  FILE* in = fdopen(fd, "r");
-  char* line = nullptr;
-  size_t capacity = 0;
-  while (getline(&line, &capacity, in) > 0) {
-    std::string text(line);
-    while (!text.empty() && text.back() == '\n') text.pop_back();
-    std::fputs(Relayed(name, text).c_str(), stdout);
-    std::fflush(stdout);
-    if (on_line) on_line(MessageOf(text));
+// Two ends that are closed unless they are taken. A child that is started meanwhile gets none of them.
+class Ends {
+ public:
+  ~Ends() {
+    for (const int end : ends_)
+      if (end >= 0) close(end);
   }
-  std::free(line);
-  std::fclose(in);
-}
+  // Errors: kResourceExhausted. `name`: the child's.
+  absl::Status Open(const std::string& name, bool of_socket) {
+    const int error = of_socket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends_) : pipe2(ends_, O_CLOEXEC);
+    if (error == 0) return absl::OkStatus();
+    return ResourceExhausted(name, ": cannot be started: ", std::strerror(errno));
+  }
+  int childs() const { return ends_[1]; }
+  int TakeParents() { return std::exchange(ends_[0], -1); }
+
+ private:
+  int ends_[2] = {-1, -1};
+};
 
 // In the child, between fork and exec: async-signal-safe calls only.
-[[noreturn]] void Become(const char* binary, char* const* arguments, int output, pid_t parent) {
+// `input`: -1: the parent's.
+[[noreturn]] void Become(const char* binary, char* const* arguments, int input, int output, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(1);  // it died in between
   setpgid(0, 0);                      // Ctrl-C is the parent's to pass on, in its order
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
+  if (input >= 0) dup2(input, STDIN_FILENO);
   dup2(output, STDOUT_FILENO);
   dup2(output, STDERR_FILENO);
   execv(binary, arguments);
@@ -84,12 +94,74 @@ std::string HowItEnded(int status) {
 
 }  // namespace
 
+// One process that runs, and the thread that reads its output.
+class ChildProcesses::Child {
+ public:
+  // `input`: -1: none of ours.
+  Child(const std::string& name, pid_t pid, int output, int input, OnLine on_line)
+      : pid_(pid),
+        input_(input),
+        name_(name),
+        reader_([this, output, on_line = std::move(on_line)] { ReadLines(output, on_line); }) {}
+  // It has ended: what it wrote is read to its end.
+  ~Child() {
+    reader_.join();
+    EndInput();
+  }
+
+  pid_t pid() const { return pid_; }
+  std::string name() const {
+    MutexLock lock(mutex_);
+    return name_;
+  }
+  void Rename(const std::string& name) {
+    MutexLock lock(mutex_);
+    name_ = name;
+  }
+  // False: it did not take all of it. A socket's end raises no SIGPIPE.
+  bool Write(const std::string& text) const {
+    const ssize_t sent = send(input_, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return sent == static_cast<ssize_t>(text.size());
+  }
+  void EndInput() {
+    if (const int input = std::exchange(input_, -1); input >= 0) close(input);
+  }
+
+ private:
+  void ReadLines(int fd, const OnLine& on_line) const {
+    std::string thread_of;
+    FILE* in = fdopen(fd, "r");
+    char* line = nullptr;
+    size_t capacity = 0;
+    while (true) {
+      if (const std::string now = name(); now != thread_of) NameThread("dt-" + (thread_of = now));
+      if (getline(&line, &capacity, in) <= 0) break;
+      std::string text(line);
+      while (!text.empty() && text.back() == '\n') text.pop_back();
+      const std::string name = this->name();
+      std::fputs(Relayed(name, text).c_str(), stdout);
+      std::fflush(stdout);
+      if (on_line) on_line(name, MessageOf(text));
+    }
+    std::free(line);
+    std::fclose(in);
+  }
+
+  const pid_t pid_;
+  int input_;
+  mutable Mutex mutex_;
+  std::string name_ ABSL_GUARDED_BY(mutex_);
+  std::thread reader_;  // last: it uses the rest
+};
+
+ChildProcesses::ChildProcesses() = default;
 ChildProcesses::~ChildProcesses() { StopAll(absl::Seconds(5)); }
 
-absl::Status ChildProcesses::Start(const std::string& name, const std::vector<std::string>& arguments,
-                                   std::function<void(const std::string&)> on_line) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return ResourceExhausted(name, ": cannot be started: ", std::strerror(errno));
+absl::Status ChildProcesses::Start(const std::string& name, const std::vector<std::string>& arguments, OnLine on_line,
+                                   Input input) {
+  Ends output, lines;
+  DT_RETURN_IF_ERROR(output.Open(name, /*of_socket=*/false));
+  if (input == Input::kLines) DT_RETURN_IF_ERROR(lines.Open(name, /*of_socket=*/true));
   std::vector<std::string> all = {"dovetail"};
   all.insert(all.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
@@ -98,41 +170,50 @@ absl::Status ChildProcesses::Start(const std::string& name, const std::vector<st
   const std::string binary = ThisBinary();
   const pid_t parent = getpid();
   const pid_t pid = fork();
-  if (pid == 0) Become(binary.c_str(), pointers.data(), ends[1], parent);
-  close(ends[1]);
-  if (pid < 0) {
-    close(ends[0]);
-    return ResourceExhausted(name, ": cannot be started: ", std::strerror(errno));
-  }
-  auto child = std::make_unique<Child>();
-  child->name = name;
-  child->pid = pid;
-  child->reader = std::thread([fd = ends[0], name, on_line = std::move(on_line)] { ReadLines(fd, name, on_line); });
-  children_.push_back(std::move(child));
+  if (pid == 0) Become(binary.c_str(), pointers.data(), lines.childs(), output.childs(), parent);
+  if (pid < 0) return ResourceExhausted(name, ": cannot be started: ", std::strerror(errno));
+  children_.push_back(
+      std::make_unique<Child>(name, pid, output.TakeParents(), lines.TakeParents(), std::move(on_line)));
   return absl::OkStatus();
 }
 
-void ChildProcesses::Finish(Child& child) {
-  child.pid = -1;
-  child.reader.join();
+absl::Status ChildProcesses::Tell(const std::string& name, const std::string& line) {
+  const Child* const child = Find(name);
+  if (child == nullptr || !child->Write(line + "\n"))
+    return absl::UnavailableError(absl::StrCat(name, ": has ended, or reads no lines"));
+  return absl::OkStatus();
+}
+
+void ChildProcesses::EndInput(const std::string& name) {
+  if (Child* const child = Find(name); child != nullptr) child->EndInput();
+}
+
+void ChildProcesses::Rename(const std::string& name, const std::string& to) {
+  Child* const child = Find(name);
+  DT_CHECK(child != nullptr && Find(to) == nullptr, name, " to ", to);
+  child->Rename(to);
 }
 
 std::vector<ChildProcesses::Ended> ChildProcesses::Reap() {
   std::vector<Ended> ended;
-  for (auto& child : children_) {
+  std::erase_if(children_, [&](const std::unique_ptr<Child>& child) {
     int status = 0;
-    if (waitpid(child->pid, &status, WNOHANG) != child->pid) continue;
-    ended.push_back({child->name, HowItEnded(status)});
-    Finish(*child);
-  }
-  std::erase_if(children_, [](const auto& child) { return child->pid < 0; });
+    if (waitpid(child->pid(), &status, WNOHANG) != child->pid()) return false;
+    ended.push_back({child->name(), HowItEnded(status)});
+    return true;
+  });
   return ended;
 }
 
-pid_t ChildProcesses::PidOf(const std::string& name) const {
+ChildProcesses::Child* ChildProcesses::Find(const std::string& name) const {
   for (const auto& child : children_)
-    if (child->name == name) return child->pid;
-  return -1;
+    if (child->name() == name) return child.get();
+  return nullptr;
+}
+
+pid_t ChildProcesses::PidOf(const std::string& name) const {
+  const Child* const child = Find(name);
+  return child == nullptr ? -1 : child->pid();
 }
 
 void ChildProcesses::Stop(const std::string& name, absl::Duration patience, const std::function<bool()>& hurry) {
@@ -149,12 +230,12 @@ void ChildProcesses::Stop(const std::string& name, absl::Duration patience, cons
 }
 
 void ChildProcesses::StopAll(absl::Duration patience) {
-  for (auto it = children_.rbegin(); it != children_.rend(); ++it) kill((*it)->pid, SIGTERM);
+  for (auto it = children_.rbegin(); it != children_.rend(); ++it) kill((*it)->pid(), SIGTERM);
   const absl::Time give_up = SystemClock().Now() + patience;
   while (!children_.empty()) {
     Reap();
     if (SystemClock().Now() >= give_up)
-      for (const auto& child : children_) kill(child->pid, SIGKILL);
+      for (const auto& child : children_) kill(child->pid(), SIGKILL);
     if (!children_.empty()) absl::SleepFor(kReapPause);
   }
 }

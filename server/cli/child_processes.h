@@ -3,9 +3,7 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -18,13 +16,28 @@ namespace dovetail::cli {
 // Threads: thread-compatible.
 class ChildProcesses {
  public:
+  ChildProcesses();
   ~ChildProcesses();  // StopAll
 
-  // `arguments` without the binary's name. `on_line` is called with the text of each line (log_flags.h: MessageOf) on
-  // the child's reader thread.
+  // Called with the child's name at that time and the text of each line (log_flags.h: MessageOf), on the child's reader
+  // thread.
+  using OnLine = std::function<void(const std::string& name, const std::string& line)>;
+  // What a child reads on standard input. kLines: what Tell() says; it ends with this process, however that ends.
+  enum class Input : bool { kOfParent, kLines };
+
+  // `arguments` without the binary's name.
   // Errors: kResourceExhausted: the system refused a pipe or a process.
-  absl::Status Start(const std::string& name, const std::vector<std::string>& arguments,
-                     std::function<void(const std::string&)> on_line = {});
+  absl::Status Start(const std::string& name, const std::vector<std::string>& arguments, OnLine on_line = {},
+                     Input input = Input::kOfParent);
+
+  // Writes a line to a child that was started with Input::kLines. Does not block.
+  // Errors: kUnavailable: it has ended, or does not read.
+  absl::Status Tell(const std::string& name, const std::string& line);
+  // Its standard input ends. Nothing happens if it does not run.
+  void EndInput(const std::string& name);
+  // The child is called `to` from here on, by this object and before the lines that are read from then on.
+  // Requires: `name` runs, and none is called `to`.
+  void Rename(const std::string& name, const std::string& to);
 
   struct Ended {
     std::string name;
@@ -40,12 +53,8 @@ class ChildProcesses {
   pid_t PidOf(const std::string& name) const;  // -1: not running
 
  private:
-  struct Child {
-    std::string name;
-    pid_t pid = -1;
-    std::thread reader;
-  };
-  void Finish(Child& child);
+  class Child;
+  Child* Find(const std::string& name) const;  // null: not running
   std::vector<std::unique_ptr<Child>> children_;
 };
 

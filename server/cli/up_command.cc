@@ -305,22 +305,23 @@ class Up {
     pauses_.Started(name, SystemClock().Now());
     const std::string& listen = address_.empty() ? flags_.listen : address_;  // another one is where the first one was
     if (name == kScheduler)
-      return Launch(name, SchedulerArguments(flags_, listen, prefill_exchange_), [this](const std::string& line) {
-        scheduler_.OnLine(line);
-        if (line.find(" serves as ") != std::string::npos) ++workers_that_serve_;
-      });
+      return Launch(name, SchedulerArguments(flags_, listen, prefill_exchange_),
+                    [this](const std::string&, const std::string& line) {
+                      scheduler_.OnLine(line);
+                      if (line.find(" serves as ") != std::string::npos) ++workers_that_serve_;
+                    });
     if (name == kServer)
       return Launch(name, ServerArguments(flags_, address_, http_address_, grpc_address_),
-                    [this](const std::string& line) {
+                    [this](const std::string&, const std::string& line) {
                       grpc_.OnLine(line);
                       http_.OnLine(line);
                     });
     return Launch(name, WithThreads(OnChosenDevice(workers_[name])),
-                  [this, name](const std::string& line) { OnWorkersLine(name, line); });
+                  [this](const std::string& now, const std::string& line) { OnWorkersLine(now, line); });
   }
 
   // With what all roles share.
-  absl::Status Launch(const std::string& name, Arguments arguments, std::function<void(const std::string&)> on_line) {
+  absl::Status Launch(const std::string& name, Arguments arguments, ChildProcesses::OnLine on_line) {
     for (const Arguments& more : {ArgumentsOf(flags_.log), ArgumentsOf(flags_.traces)})
       arguments.insert(arguments.end(), more.begin(), more.end());
     return children_.Start(name, arguments, std::move(on_line));
