@@ -149,6 +149,12 @@ LogWriter::~LogWriter() {
                        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(log.mutex) { return !log.has_writer; });
 }
 
+void LogWriter::Rename(std::string process) {
+  Log& log = TheLog();
+  MutexLock lock(log.mutex);
+  log.options.process = std::move(process);
+}
+
 void FlushLog(absl::Duration limit) {
   Log& log = TheLog();
   MutexLock lock(log.mutex);

@@ -65,6 +65,8 @@ class LogWriter {
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
+
+  void Rename(std::string process);  // of the options: of the lines that are not written yet, and of all later ones
 };
 
 bool LogsAsJson();  // as the last LogWriter did

@@ -145,6 +145,15 @@ absl::Status CheckLayoutFlags(const CLI::App& command, const UpFlags& flags) {
   return absl::OkStatus();
 }
 
+void AddSpareFlag(CLI::App& command, bool& spare) {
+  command
+      .add_flag("--spare", spare,
+                "Open the device, and wait for a line `serve NAME` on standard input before taking KV and joining; end "
+                "where that ends. A trace file gets .NAME behind its own [off]")
+      ->excludes("--name")
+      ->group("Control plane");
+}
+
 }  // namespace
 
 void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
@@ -237,6 +246,7 @@ void ClusterCommands::AddAttentionWorker(CLI::App& app, const Report& report) {
   AddKvChecksumsFlag(attention, attention_.kv_checksums);
   AddExchangeFlag(attention, attention_.exchange);
   AddNameFlag(attention, attention_.name);
+  AddSpareFlag(attention, attention_.spare);
   AddJoinTimeoutFlag(attention, attention_.join_timeout);
   attention.add_option("--device", attention_.device, "Where KV lies and attention runs: cpu or cuda:N")
       ->type_name("DEVICE")

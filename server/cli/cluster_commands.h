@@ -47,12 +47,14 @@ struct AttentionWorkerFlags {
   std::string trace_file;
   int join_timeout = 30;
   std::string exchange = "auto";
+  bool spare = false;
   ControlFlags control;
   control::DataPlane data;
   LogFlags log;
   TraceFlags traces;
   bool check_flags = false;
 };
+// With `spare` it joins as the worker that it is told to be (spare_input.h). kOk, if it never is.
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags);
 
 struct ComputeWorkerFlags {

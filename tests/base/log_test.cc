@@ -44,6 +44,7 @@ class Logged {
     return lines;
   }
 
+  LogWriter& writer() { return *writer_; }
   size_t room() const { return static_cast<size_t>(fcntl(ends_[1], F_GETPIPE_SZ)); }
 
  private:
@@ -82,6 +83,18 @@ TEST(Log, OnlyLinesOfTheLevelOrAboveAreKept) {
   LogWarning("yes");
   LogError("yes");
   EXPECT_THAT(logged.Lines(), SizeIs(2));
+}
+
+TEST(Log, AJsonLineHasTheNameThatItsProcessWasGivenLater) {
+  Logged logged({.format = LogFormat::kJson, .process = "spare"});
+  LogInfo("waits");
+  FlushLog(absl::Seconds(10));
+  logged.writer().Rename("attention-1");
+  LogInfo("serves");
+  const auto lines = logged.Lines();
+  ASSERT_THAT(lines, SizeIs(2));
+  EXPECT_EQ(nlohmann::json::parse(lines[0])["process"], "spare");
+  EXPECT_EQ(nlohmann::json::parse(lines[1])["process"], "attention-1");
 }
 
 TEST(Log, AJsonLineIsOneValidObjectWhateverTheTextHolds) {
