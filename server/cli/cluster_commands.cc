@@ -8,6 +8,7 @@
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
 #include "server/cli/compute_devices.h"
+#include "server/cli/spares.h"
 
 namespace dovetail::cli {
 namespace {
@@ -183,6 +184,12 @@ void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
                 "Where attention runs, as cuda:1,cpu: the attention workers take these in turn; one each by default. "
                 "With the size of the KV cache of each, as cuda:0=8GiB,cpu=64GiB; else as --kv-cache-memory-bytes says")
       ->type_name("DEVICES")
+      ->group("Device");
+  up.add_option("--spares", up_.spares,
+                "Processes for each of these devices that wait without KV, so that one takes the place of an attention "
+                "worker that ends, at once. On a GPU each takes some 500 MB of its memory")
+      ->check(WholeNumber(0, Spares::kMost, "0 keeps none"))
+      ->type_name("N")
       ->group("Device");
   up.add_option("--numa", up_.numa,
                 "auto: where attention on the CPU has as many workers as the machine has NUMA nodes, each runs on one "

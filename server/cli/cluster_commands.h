@@ -98,6 +98,7 @@ struct UpFlags {
   std::string attention_devices = "cpu";  // taken in turn by the attention workers
   std::string gpus;                       // empty: as the other flags of devices say
   std::string layout;                     // auto, pairs or split; empty: auto where `gpus` are named, else split
+  int spares = 0;                         // attention workers that wait, for each place of these
   std::string numa = "auto";
   std::string lanes = "shm";
   bool trust_network = false;

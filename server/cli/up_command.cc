@@ -32,6 +32,8 @@
 #include "server/cli/restart_pauses.h"
 #include "server/cli/role.h"
 #include "server/cli/role_arguments.h"
+#include "server/cli/spare_input.h"
+#include "server/cli/spares.h"
 #include "server/cli/stop_signal.h"
 
 namespace dovetail::cli {
@@ -42,7 +44,10 @@ constexpr absl::Duration kSchedulerStart = absl::Seconds(15);
 constexpr absl::Duration kLanesAreKnown = absl::Milliseconds(300);  // by the next heartbeats
 constexpr absl::Duration kAnnounceAnyway = absl::Seconds(10);
 constexpr uint64_t kBesideWeights = uint64_t{2} << 30;  // a compute worker's buffers, cuBLASLt and CUDA itself
+constexpr uint64_t kSpareBytes = uint64_t{512} << 20;   // of a spare on a GPU: its context and kernels
 constexpr absl::Duration kStopPatience = absl::Seconds(5);
+// Until a spare is started in place of one that was taken: a worker that joins needs the cores itself.
+constexpr absl::Duration kNextSpare = absl::Seconds(1);
 
 constexpr const char* kScheduler = "scheduler";
 constexpr const char* kServer = "server";
@@ -53,7 +58,7 @@ constexpr const char* kThreadsOfShare = "share";  // in place of a number, until
 
 class Up {
  public:
-  Up(const UpFlags& flags, StopSignal& stop) : flags_(flags), stop_(stop) {}
+  Up(const UpFlags& flags, StopSignal& stop) : flags_(flags), stop_(stop), spares_(flags.spares) {}
 
   absl::Status Run() {
     DT_RETURN_IF_ERROR(ApplyLayout());
@@ -91,8 +96,16 @@ class Up {
  private:
   // --gpus and --layout, as flags of devices.
   absl::Status ApplyLayout() {
-    pairs_ = flags_.layout == "pairs";
-    if (flags_.gpus.empty()) return absl::OkStatus();
+    if (!flags_.gpus.empty()) DT_RETURN_IF_ERROR(TakeGpus());
+    pairs_ = pairs_ || (flags_.gpus.empty() && flags_.layout == "pairs");
+    if (pairs_ && flags_.spares > 0)
+      return InvalidArgument(
+          "--spares: they take the place of attention workers, and pairs have these in their own "
+          "processes; leave --spares out, or take --layout split");
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeGpus() {
     DT_ASSIGN_OR_RETURN(const std::vector<GpuOfMachine> gpus, GpusOf(flags_.gpus));
     DT_ASSIGN_OR_RETURN(const Layout layout, ChooseLayout(flags_.layout.empty() ? "auto" : flags_.layout, gpus));
     LogInfo("--layout ", layout.pairs ? "pairs" : "split", ": ", layout.why);
@@ -159,9 +172,10 @@ class Up {
     for (int i = 1; i <= flags_.engine.attention_workers; ++i) sharers += PlaceOf(i).device == place.device ? 1 : 0;
     int weights = FirstComputeDevice() == "auto" ? 1 : 0;
     for (int i = 1; i <= compute_workers_; ++i) weights += ComputeDevice(i) == place.device ? 1 : 0;
+    const uint64_t leave = static_cast<uint64_t>(weights) * weight_bytes_ + GpuSpares() * kSpareBytes;
     return {"--kv-capacity", "auto",
             "--kv-sharers",  std::to_string(sharers),
-            "--kv-leave",    std::to_string(static_cast<uint64_t>(weights) * weight_bytes_),
+            "--kv-leave",    std::to_string(leave),
             "--kv-most",     std::to_string(most_kv_bytes_)};
   }
 
@@ -172,6 +186,14 @@ class Up {
     const size_t sharers = (static_cast<size_t>(compute_workers_) + devices - 1) / devices;
     return {"--kv-capacity",         "auto",      "--kv-sharers",
             std::to_string(sharers), "--kv-most", std::to_string(most_kv_bytes_)};
+  }
+
+  // Each of which opens every GPU of this machine.
+  uint64_t GpuSpares() const {
+    std::set<std::pair<std::string, std::optional<uint64_t>>> places;
+    for (int i = 1; !pairs_ && i <= flags_.engine.attention_workers; ++i)
+      if (PlaceOf(i).device != "cpu") places.emplace(PlaceOf(i).device, PlaceOf(i).kv_bytes);
+    return places.size() * static_cast<uint64_t>(flags_.spares);
   }
 
   // Of the attention worker with that number, from 1.
@@ -273,32 +295,38 @@ class Up {
     int on_cpu = 0;
     for (int i = 1; !pairs_ && i <= engine.attention_workers; ++i) {
       const std::string name = absl::StrCat("attention-", i);
-      workers_[name] = {"attention-worker",
-                        "--name",
-                        name,
-                        "--scheduler",
-                        address_,
-                        "--lanes",
-                        flags_.lanes,
-                        "--exchange",
-                        ExchangeOn(PlaceOf(i).device),
-                        "--state-snapshots",
-                        std::to_string(engine.state_snapshots),
-                        "--device",
-                        PlaceOf(i).device,
-                        "--threads",
-                        kThreadsOfShare};
-      if (const std::optional<int> node = PlaceOf(i).device == "cpu" ? numa_.NodeOf(on_cpu++) : std::nullopt)
-        workers_[name].insert(workers_[name].end(), {kNumaNode, std::to_string(*node)});
-      const Arguments kv = KvArguments(PlaceOf(i));
-      workers_[name].insert(workers_[name].end(), kv.begin(), kv.end());
-      if (engine.kv_checksums) workers_[name].push_back("--kv-checksums");
-      if (KvStorageOf(engine.kv_cache_dtype) != attention::KvStorage::kAsSent)
-        workers_[name].insert(workers_[name].end(), {"--kv-cache-dtype", engine.kv_cache_dtype});
+      const std::optional<int> node = PlaceOf(i).device == "cpu" ? numa_.NodeOf(on_cpu++) : std::nullopt;
+      workers_[name] = AttentionWorkerWords({"--name", name}, PlaceOf(i), node);
       trace(name);
+      AddSparesFor(name, AttentionWorkerWords({"--spare"}, PlaceOf(i), node));
     }
     if (flags_.trust_network)
       for (auto& [name, arguments] : workers_) arguments.push_back("--trust-network");
+  }
+
+  // `who`: which worker it is.
+  Arguments AttentionWorkerWords(const Arguments& who, const AttentionPlace& place,
+                                 std::optional<int> numa_node) const {
+    const EngineFlags& engine = flags_.engine;
+    Arguments words = {"attention-worker"};
+    const auto add = [&](const Arguments& more) { words.insert(words.end(), more.begin(), more.end()); };
+    add(who);
+    add({"--scheduler", address_, "--lanes", flags_.lanes, "--exchange", ExchangeOn(place.device), "--state-snapshots",
+         std::to_string(engine.state_snapshots), "--device", place.device, "--threads", kThreadsOfShare});
+    if (numa_node) add({kNumaNode, std::to_string(*numa_node)});
+    add(KvArguments(place));
+    if (engine.kv_checksums) add({"--kv-checksums"});
+    if (KvStorageOf(engine.kv_cache_dtype) != attention::KvStorage::kAsSent)
+      add({"--kv-cache-dtype", engine.kv_cache_dtype});
+    return words;
+  }
+
+  void AddSparesFor(const std::string& worker, Arguments words) {
+    // It puts its name behind that.
+    if (!flags_.engine.trace_file.empty()) words.insert(words.end(), {"--trace-file", flags_.engine.trace_file});
+    if (flags_.trust_network) words.push_back("--trust-network");
+    MutexLock lock(mutex_);
+    spares_.AddWorker(worker, words);
   }
 
   absl::Status StartOne(const std::string& name) {
@@ -316,15 +344,26 @@ class Up {
                       grpc_.OnLine(line);
                       http_.OnLine(line);
                     });
-    return Launch(name, WithThreads(OnChosenDevice(workers_[name])),
-                  [this](const std::string& now, const std::string& line) { OnWorkersLine(now, line); });
+    const std::optional<Arguments> spare = SpareCalled(name);
+    return Launch(
+        name, WithThreads(spare ? *spare : OnChosenDevice(workers_[name])),
+        [this](const std::string& now, const std::string& line) { OnWorkersLine(now, line); },
+        spare ? ChildProcesses::Input::kLines : ChildProcesses::Input::kOfParent);
+  }
+
+  // What it is started with; nothing: it is none.
+  std::optional<Arguments> SpareCalled(const std::string& name) {
+    MutexLock lock(mutex_);
+    const Arguments* const found = spares_.ArgumentsOf(name);
+    return found == nullptr ? std::nullopt : std::optional(*found);
   }
 
   // With what all roles share.
-  absl::Status Launch(const std::string& name, Arguments arguments, ChildProcesses::OnLine on_line) {
+  absl::Status Launch(const std::string& name, Arguments arguments, ChildProcesses::OnLine on_line,
+                      ChildProcesses::Input input = ChildProcesses::Input::kOfParent) {
     for (const Arguments& more : {ArgumentsOf(flags_.log), ArgumentsOf(flags_.traces)})
       arguments.insert(arguments.end(), more.begin(), more.end());
-    return children_.Start(name, arguments, std::move(on_line));
+    return children_.Start(name, arguments, std::move(on_line), input);
   }
 
   // With --device auto the first compute worker chooses between the CPU and a GPU for all: a cluster refuses unlike
@@ -335,6 +374,7 @@ class Up {
 
   void OnWorkersLine(const std::string& name, const std::string& line) {
     MutexLock lock(mutex_);
+    if (line == kSpareIsReady) spares_.Ready(name);
     if (line.find(name + " was drained") != std::string::npos) drained_.insert(name);
     if (const size_t at = line.find(kComputesOn); at != std::string::npos && device_.empty())
       device_ = line.substr(at + strlen(kComputesOn)) == "cpu" ? "cpu" : engine::kAnyGpu;
@@ -410,10 +450,17 @@ class Up {
   absl::Status OnEnd(const ChildProcesses::Ended& ended) {
     if (WasDrained(ended.name)) {
       LogInfo(ended.name, " was drained and stays away");
+      EndSparesOf(ended.name);
       return absl::OkStatus();
     }
+    if (unneeded_.erase(ended.name) > 0) return absl::OkStatus();
     const absl::Duration pause = pauses_.Ended(ended.name, SystemClock().Now());
     const bool stays_up = pauses_.StaysUp(ended.name);
+    NotReady(ended.name);
+    if (stays_up && GiveToSpare(ended.name)) {
+      LogWarning(ended.name, " ", ended.how, "; a spare takes its place");
+      return absl::OkStatus();
+    }
     if (!announced_ && (!stays_up || ended.how.rfind("exited", 0) == 0))
       return absl::UnavailableError(absl::StrCat(ended.name, " ", ended.how, "; its last line says why"));
     if (stays_up)
@@ -425,12 +472,51 @@ class Up {
     return absl::OkStatus();
   }
 
+  void NotReady(const std::string& spare) {
+    MutexLock lock(mutex_);
+    spares_.NotReady(spare);
+  }
+
+  std::optional<std::string> TakeSpare(const std::string& worker) {
+    MutexLock lock(mutex_);
+    return spares_.Take(worker);
+  }
+
+  // A ready spare is that worker from here on. False: there is none.
+  bool GiveToSpare(const std::string& worker) {
+    while (const std::optional<std::string> spare = TakeSpare(worker)) {
+      if (!children_.Tell(*spare, ServeLine(worker)).ok()) continue;  // it has just ended, and will be reaped
+      children_.Rename(*spare, worker);
+      const absl::Time now = SystemClock().Now();
+      pauses_.Started(worker, now);
+      to_restart_[*spare] = now + kNextSpare;
+      return true;
+    }
+    return false;
+  }
+
+  void EndSparesOf(const std::string& worker) {
+    MutexLock lock(mutex_);
+    for (const std::string& spare : spares_.RemoveWorker(worker)) {
+      to_restart_.erase(spare);
+      if (children_.PidOf(spare) < 0) continue;
+      LogInfo(spare, " ends: no worker is left whose place it could take");
+      unneeded_.insert(spare);
+      children_.EndInput(spare);
+    }
+  }
+
   void StartAgain() {
     const absl::Time now = SystemClock().Now();
     if (!held_.empty() && !ChosenDevice().empty())
       for (const std::string& name : std::exchange(held_, {})) to_restart_[name] = now;
     for (auto& [name, due] : to_restart_) {
       if (now < due) continue;
+      if (GiveToSpare(name)) {
+        LogInfo(name, ": a spare takes its place");
+        due = absl::InfiniteFuture();
+        continue;
+      }
       const absl::Status started = StartOne(name);
       if (!started.ok()) LogError(std::string(started.message()), "; trying again");
       due = started.ok() ? absl::InfiniteFuture() : now + pauses_.Ended(name, now);
@@ -452,7 +538,15 @@ class Up {
     const bool all = workers_that_serve_ >= static_cast<int>(workers_.size()) * (pairs_ ? 2 : 1);
     all_serve_ = all ? std::min(all_serve_, now) : absl::InfiniteFuture();
     announced_ = now > all_serve_ + kLanesAreKnown || now > server_ready_ + kAnnounceAnyway;
-    if (announced_) Announce();
+    if (!announced_) return;
+    Announce();
+    StartSpares();
+  }
+
+  // Not sooner: what starts until then needs the cores itself.
+  void StartSpares() {
+    MutexLock lock(mutex_);
+    for (const std::string& spare : spares_.names()) to_restart_[spare] = SystemClock().Now();
   }
 
   void Announce() {
@@ -490,8 +584,10 @@ class Up {
   std::set<std::string> held_;                    // not started yet
   std::map<std::string, absl::Time> to_restart_;  // when; absl::InfiniteFuture(): it runs
   bool announced_ = false;
+  std::set<std::string> unneeded_;  // spares that were told to end
   Mutex mutex_;
   std::set<std::string> drained_ ABSL_GUARDED_BY(mutex_);
+  Spares spares_ ABSL_GUARDED_BY(mutex_);
   std::string device_ ABSL_GUARDED_BY(mutex_);  // of compute workers: "cpu" or "cuda"; empty: not chosen yet
   ChildProcesses children_;                     // last: its readers use the announcements
 };

@@ -176,9 +176,10 @@ def stream(url, prompt, limit=60, **fields):
 class Load:
     """Streams that run until told to stop; each is compared with what the same request gave before."""
 
-    def __init__(self, url, requests, streams=3):
-        """`requests`: fields of stream() besides url; the expected texts are taken at once, one after another."""
-        self.url, self.requests = url, requests
+    def __init__(self, url, requests, streams=3, turns=None):
+        """`requests`: fields of stream() besides url; the expected texts are taken at once, one after another. `turns`:
+        requests of each stream; else it begins the next one until told to stop."""
+        self.url, self.requests, self.turns = url, requests, turns
         self.expected = ["".join(stream(url, **request)) for request in requests]
         self.lock = threading.Condition()
         self.finished, self.problems, self.gaps, self.started = 0, [], [], 0
@@ -199,9 +200,9 @@ class Load:
 
     def _run(self, number):
         turn = number
-        while True:
+        while self.turns is None or turn < number + self.turns:
             with self.lock:
-                if self.ending:
+                if self.ending and self.turns is None:
                     return
                 self.started += 1
             index = turn % len(self.requests)

@@ -115,6 +115,8 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
       {{"serve", "m", "--placement", "layers"},
        "serve: --placement: 'layers' is none of request, heads, tokens, mixed, tiers"},
       {{"serve", "m", "--attention-workers", "65"}, "serve: --attention-workers: 65 is outside 1..64"},
+      {{"up", "m", "--spares", "-1"}, "up: --spares: -1 is outside 0..16; 0 keeps none"},
+      {{"up", "m", "--spares", "17"}, "up: --spares: 17 is outside 0..16; 0 keeps none"},
       {{"serve", "m", "--micro-batches", "17"},
        "serve: --micro-batches: 17 is outside 0..16; 0 takes as many as the measured times ask for"},
       {{"serve", "m", "--threads", "1000"}, "serve: --threads: 1000 is outside 0..256; 0 takes one per core"},
