@@ -31,6 +31,9 @@ class PairNodes {
   absl::StatusOr<control::WorkerMain::Nodes> Make(const control::WorkerMain::Joined& compute,
                                                   const control::WorkerMain::Joined& attention);
 
+  // Steps that stayed on the GPU, of the last incarnation. Once its nodes are gone.
+  uint64_t steps_on_gpu() const { return shared_gpu_ == nullptr ? 0 : shared_gpu_->steps_carried(); }
+
  private:
   const model::LoadedModel& model_;
   const uint64_t digest_;

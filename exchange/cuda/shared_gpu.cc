@@ -11,6 +11,7 @@ absl::StatusOr<std::unique_ptr<SharedGpu>> SharedGpu::Create(kernels::cuda::Cuda
 SharedGpu::~SharedGpu() { (void)stream_.SynchronizeStatus(); }
 
 void SharedGpu::Carry(MicroBatchId id, StepId step) {
+  ++steps_carried_;
   steps_[id.value()].carried = step;
   steps_[id.value()].targets.clear();
 }

@@ -46,6 +46,7 @@ class SharedGpu {
 
   void Carry(MicroBatchId id, StepId step);
   bool Carries(MicroBatchId id, StepId step) const;
+  uint64_t steps_carried() const { return steps_carried_; }  // so far
 
   kernels::cuda::StepWork& work(MicroBatchId id) { return steps_[id.value()].work; }
 
@@ -66,6 +67,7 @@ class SharedGpu {
 
   kernels::cuda::CudaStream& stream_;
   const NodeId attention_;
+  uint64_t steps_carried_ = 0;
   std::vector<Step> steps_;  // by micro-batch
 };
 

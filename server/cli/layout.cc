@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/log.h"
 #include "kernels/cuda/runtime/cuda_device.h"
 #include "kernels/cuda/runtime/cuda_library.h"
 
@@ -96,6 +97,25 @@ absl::StatusOr<std::vector<GpuOfMachine>> GpusOf(const std::string& list) {
         (*library)->Check((**library)->device_info(*index, &gpu.info), absl::StrCat("--gpus: looking at ", name)));
   }
   return gpus;
+}
+
+absl::StatusOr<bool> ApplyLayout(UpFlags& flags) {
+  bool pairs = flags.layout == "pairs";
+  if (!flags.gpus.empty()) {
+    DT_ASSIGN_OR_RETURN(const std::vector<GpuOfMachine> gpus, GpusOf(flags.gpus));
+    DT_ASSIGN_OR_RETURN(const Layout layout, ChooseLayout(flags.layout.empty() ? "auto" : flags.layout, gpus));
+    LogInfo("--layout ", layout.pairs ? "pairs" : "split", ": ", layout.why);
+    pairs = layout.pairs;
+    flags.engine.compute_devices = absl::StrJoin(layout.layers, ",");
+    flags.attention_devices = absl::StrJoin(layout.attention, ",");
+    flags.engine.attention_workers = std::max<int>(1, static_cast<int>(layout.attention.size()));
+    // Pairs of GPUs do not divide a prompt (ADR 87).
+    if (pairs && flags.engine.prefill_ranks == "auto") flags.engine.prefill_ranks = "1";
+  }
+  if (pairs && flags.spares > 0)
+    return InvalidArgument("--spares: they take the place of attention workers, which pairs have in their own ",
+                           "processes; leave --spares out, or take --layout split");
+  return pairs;
 }
 
 }  // namespace dovetail::cli

@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "kernels/cuda/backend_abi.h"
+#include "server/cli/cluster_commands.h"
 
 namespace dovetail::cli {
 
@@ -30,5 +31,10 @@ absl::StatusOr<Layout> ChooseLayout(const std::string& asked, const std::vector<
 // Errors:  kInvalidArgument, kFailedPrecondition: the message names --gpus.
 // Threads: the main thread only.
 absl::StatusOr<std::vector<GpuOfMachine>> GpusOf(const std::string& list);
+
+// Sets what --gpus and --layout come to in the other flags of devices, and says why in the log. True: pairs.
+// Errors:  kInvalidArgument, kFailedPrecondition: the message names the flag.
+// Threads: the main thread only.
+absl::StatusOr<bool> ApplyLayout(UpFlags& flags);
 
 }  // namespace dovetail::cli

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mutex.h"
@@ -61,7 +60,7 @@ class Up {
   Up(const UpFlags& flags, StopSignal& stop) : flags_(flags), stop_(stop), spares_(flags.spares) {}
 
   absl::Status Run() {
-    DT_RETURN_IF_ERROR(ApplyLayout());
+    DT_ASSIGN_OR_RETURN(pairs_, ApplyLayout(flags_));
     if (!pairs_) {
       DT_ASSIGN_OR_RETURN(places_, ParseAttentionPlaces("--attention-devices", flags_.attention_devices));
     }
@@ -94,30 +93,6 @@ class Up {
   }
 
  private:
-  // --gpus and --layout, as flags of devices.
-  absl::Status ApplyLayout() {
-    if (!flags_.gpus.empty()) DT_RETURN_IF_ERROR(TakeGpus());
-    pairs_ = pairs_ || (flags_.gpus.empty() && flags_.layout == "pairs");
-    if (pairs_ && flags_.spares > 0)
-      return InvalidArgument(
-          "--spares: they take the place of attention workers, and pairs have these in their own "
-          "processes; leave --spares out, or take --layout split");
-    return absl::OkStatus();
-  }
-
-  absl::Status TakeGpus() {
-    DT_ASSIGN_OR_RETURN(const std::vector<GpuOfMachine> gpus, GpusOf(flags_.gpus));
-    DT_ASSIGN_OR_RETURN(const Layout layout, ChooseLayout(flags_.layout.empty() ? "auto" : flags_.layout, gpus));
-    LogInfo("--layout ", layout.pairs ? "pairs" : "split", ": ", layout.why);
-    pairs_ = layout.pairs;
-    flags_.engine.compute_devices = absl::StrJoin(layout.layers, ",");
-    flags_.attention_devices = absl::StrJoin(layout.attention, ",");
-    flags_.engine.attention_workers = std::max<int>(1, static_cast<int>(layout.attention.size()));
-    // Pairs do not divide a prompt (ADR 87).
-    if (pairs_ && flags_.engine.prefill_ranks == "auto") flags_.engine.prefill_ranks = "1";
-    return absl::OkStatus();
-  }
-
   absl::Status SizeKvCache() {
     DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
     DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),

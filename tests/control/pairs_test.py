@@ -138,6 +138,7 @@ class Pairs(unittest.TestCase):
 
         self.assertIn("--attention-workers", refused("--layout", "pairs", "--attention-workers", "2"))
         self.assertIn("--layout pairs", refused("--layout", "pairs", "--attention-devices", "cpu"))
+        self.assertIn("--spares", refused("--layout", "pairs", "--spares", "1"))
         self.assertIn("--gpus", refused("--gpus", "cuda:0", "--device", "cpu"))
         self.assertIn("--layout", refused("--layout", "sideways"))
 
