@@ -23,6 +23,7 @@ class MemberSession {
                 std::string name);
 
   // Not on the loop, which does not use the node yet. Allocates; blocks. The blocks are kept for Begin().
+  // Errors: those of WorkerNode::Configure().
   absl::Status Configure(const Configuration& configuration);
   // On the loop, once all members of the session are configured.
   void Begin();

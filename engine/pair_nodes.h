@@ -15,8 +15,9 @@ namespace dovetail::engine {
 // Threads: thread-compatible; the nodes have the rule of control::WorkerNode, and one event loop.
 class PairNodes {
  public:
-  // The first three as MakeComputeWorker's, and of `attention` all but shared_gpu is asked for. `model`, `device` and
-  // the PairNodes outlive the nodes.
+  // model, digest, device, tuning, compute_trace_file: as MakeComputeWorker takes them.
+  // attention:  as MakeAttentionWorker takes it. Of both, shared_gpu is set here.
+  // Ownership:  `model`, `device` and the PairNodes outlive the nodes.
   PairNodes(const model::LoadedModel& model, uint64_t digest, kernels::Device& device,
             compute::ComputeWorkerTuning tuning, std::string compute_trace_file,
             attention::AttentionWorkerMainOptions attention)

@@ -8,7 +8,11 @@
 
 namespace dovetail::cli {
 
+// Of a GPU with weights: what a compute worker's buffers, cuBLASLt and CUDA itself take next to them. [bytes]
+inline constexpr uint64_t kBesideWeights = uint64_t{2} << 30;
+
 // How much memory an attention worker takes for KV, as flags say it.
+// Threads: thread-compatible; a value.
 struct KvCapacityFlags {
   std::string capacity = "auto";
   std::string leave = "0";  // with auto: for others on the device

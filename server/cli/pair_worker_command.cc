@@ -8,9 +8,6 @@
 namespace dovetail::cli {
 namespace {
 
-// On a GPU, what a compute worker's buffers, cuBLASLt and CUDA itself take once the weights are there.
-constexpr uint64_t kBesideWeights = uint64_t{2} << 30;
-
 absl::Status CheckFlags(const PairWorkerFlags& flags) {
   DT_RETURN_IF_ERROR(CheckComputeWorkerFlags(flags.compute));
   return CheckKvCapacity(flags.kv);

@@ -25,6 +25,7 @@
 #include "server/cli/cluster_commands.h"
 #include "server/cli/compute_devices.h"
 #include "server/cli/core_shares.h"
+#include "server/cli/kv_capacity.h"
 #include "server/cli/layout.h"
 #include "server/cli/numa_places.h"
 #include "server/cli/prefill_flags.h"
@@ -42,8 +43,7 @@ constexpr absl::Duration kPollPause = absl::Milliseconds(50);
 constexpr absl::Duration kSchedulerStart = absl::Seconds(15);
 constexpr absl::Duration kLanesAreKnown = absl::Milliseconds(300);  // by the next heartbeats
 constexpr absl::Duration kAnnounceAnyway = absl::Seconds(10);
-constexpr uint64_t kBesideWeights = uint64_t{2} << 30;  // a compute worker's buffers, cuBLASLt and CUDA itself
-constexpr uint64_t kSpareBytes = uint64_t{512} << 20;   // of a spare on a GPU: its context and kernels
+constexpr uint64_t kSpareBytes = uint64_t{512} << 20;  // of a spare on a GPU: its context and kernels
 constexpr absl::Duration kStopPatience = absl::Seconds(5);
 // Until a spare is started in place of one that was taken: a worker that joins needs the cores itself.
 constexpr absl::Duration kNextSpare = absl::Seconds(1);
