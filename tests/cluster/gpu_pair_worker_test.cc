@@ -8,13 +8,11 @@
 #include "engine/pair_nodes.h"
 #include "engine/remote_engine.h"
 #include "engine/remote_model.h"
-#include "model/checkpoint.h"
 #include "scheduler/scheduler_main.h"
 #include "tests/cluster/inproc_hub.h"
 #include "tests/cluster/near_ties.h"
 #include "tests/cluster/test_engine.h"
-#include "tests/cluster/tiny_hybrid.h"
-#include "tests/cluster/tiny_model.h"
+#include "tests/cluster/tiny_for_gpus.h"
 #include "tests/support/test_data.h"
 
 // A pair worker on a GPU, as `dovetail pair-worker` makes it, in a cluster with a scheduler of its own. Also on an
@@ -28,33 +26,19 @@ using kernels::cuda::CudaDevice;
 
 constexpr uint64_t kKvBytes = uint64_t{16} << 20;
 
-std::vector<TokenId> Tokens(int count, int seed) {
-  std::vector<TokenId> tokens;
-  for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<TokenId>(1 + (17 * i * i + (31 + seed) * i) % 90));
-  return tokens;
-}
-
 class GpuPairWorker : public ::testing::TestWithParam<bool> {  // whether the model has linear layers
  protected:
   void SetUp() override {
-    const auto path = GetParam() ? WriteTinyFolder(TinyGatedDeltaConfig(), 5, TempFolder())
-                                 : WriteTinyModel({.layers = 4}, TempFolder());
-    auto cpu = TestModel::Load(path, model::WeightFormat::kBF16);
-    ASSERT_TRUE(cpu.ok()) << cpu.status();
-    cpu_ = *std::move(cpu);
-    auto reference = StartCluster(*cpu_, ClusterOptionsFor(*cpu_, DType::kBF16));
-    ASSERT_TRUE(reference.ok()) << reference.status();
-    reference_ = *std::move(reference);
+    auto tiny = TinyForGpus::Make(/*with_linear_layers=*/GetParam());
+    ASSERT_TRUE(tiny.ok()) << tiny.status();
+    cpu_ = std::move(tiny->cpu);
+    reference_ = std::move(tiny->reference);
+    model_ = std::move(tiny->model);
     auto library = kernels::cuda::CudaLibrary::Open();
     if (!library.ok()) GTEST_SKIP() << "needs a GPU";
     auto device = CudaDevice::Create(*std::move(library), {.index = 0, .host_threads = 2});
     if (!device.ok()) GTEST_SKIP() << "needs a GPU";
     device_ = *std::move(device);
-    auto checkpoint = model::OpenCheckpoint(path);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto loaded = model::LoadModel(*std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {});
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    model_ = *std::move(loaded);
     auto weights =
         compute::CudaModel::Load(*device_, *model_, DType::kBF16, false, compute::GpuWeights::kDequantise, {});
     ASSERT_TRUE(weights.ok()) << weights.status();
@@ -118,7 +102,7 @@ class GpuPairWorker : public ::testing::TestWithParam<bool> {  // whether the mo
     std::vector<std::vector<TokenId>> prompts;
     std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
     for (int i = 0; i < 5; ++i) {
-      prompts.push_back(Tokens(50 + 40 * i, 5 + i));
+      prompts.push_back(UnlikeTokens(50 + 40 * i, 5 + i));
       sinks.push_back(Submit(*engine_, GreedyRequest(prompts.back(), tokens)));
     }
     for (size_t i = 0; i < sinks.size(); ++i) {
@@ -155,12 +139,12 @@ TEST_P(GpuPairWorker, HasTheChoicesOfACpuAndKeepsItsStepsOnTheGpu) {
 TEST_P(GpuPairWorker, ServesAgainAsAnotherIncarnation) {
   StartPair();
   ASSERT_NO_FATAL_FAILURE(Connect());
-  const auto sink = Submit(*engine_, GreedyRequest(Tokens(60, 3), 300));
+  const auto sink = Submit(*engine_, GreedyRequest(UnlikeTokens(60, 3), 300));
   sink->WaitForTokens(5);
   StopPair();
   StartPair();
   ASSERT_EQ(sink->WaitForEnd(), absl::OkStatus());
-  ExpectChoicesOf(*reference_, Tokens(60, 3), sink->choices()[0].tokens);
+  ExpectChoicesOf(*reference_, UnlikeTokens(60, 3), sink->choices()[0].tokens);
   ExpectStreamsOfACpu(20);
 }
 

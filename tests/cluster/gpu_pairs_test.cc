@@ -7,12 +7,10 @@
 
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
-#include "model/checkpoint.h"
 #include "proto/kv_blocks.h"
 #include "tests/cluster/near_ties.h"
 #include "tests/cluster/test_engine.h"
-#include "tests/cluster/tiny_hybrid.h"
-#include "tests/cluster/tiny_model.h"
+#include "tests/cluster/tiny_for_gpus.h"
 #include "tests/golden/reference.h"
 #include "tests/support/test_data.h"
 
@@ -26,12 +24,6 @@ using kernels::cuda::CudaDevice;
 
 constexpr double kBudget = 3.5e-2;  // as gpu_prompts_test and gpu_linear_prompts_test, the larger of the two
 
-std::vector<TokenId> Tokens(int count, int seed) {
-  std::vector<TokenId> tokens;
-  for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<TokenId>(1 + (17 * i * i + (31 + seed) * i) % 90));
-  return tokens;
-}
-
 class GpuPairs : public ::testing::TestWithParam<bool> {  // whether the model has linear layers
  protected:
   struct Gpu {
@@ -40,19 +32,11 @@ class GpuPairs : public ::testing::TestWithParam<bool> {  // whether the model h
   };
 
   void SetUp() override {
-    const auto path = GetParam() ? WriteTinyFolder(TinyGatedDeltaConfig(), 5, TempFolder())
-                                 : WriteTinyModel({.layers = 4}, TempFolder());
-    auto cpu = TestModel::Load(path, model::WeightFormat::kBF16);
-    ASSERT_TRUE(cpu.ok()) << cpu.status();
-    cpu_ = *std::move(cpu);
-    auto reference = StartCluster(*cpu_, ClusterOptionsFor(*cpu_, DType::kBF16));
-    ASSERT_TRUE(reference.ok()) << reference.status();
-    reference_ = *std::move(reference);
-    auto checkpoint = model::OpenCheckpoint(path);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto loaded = model::LoadModel(*std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {});
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    model_ = *std::move(loaded);
+    auto tiny = TinyForGpus::Make(/*with_linear_layers=*/GetParam());
+    ASSERT_TRUE(tiny.ok()) << tiny.status();
+    cpu_ = std::move(tiny->cpu);
+    reference_ = std::move(tiny->reference);
+    model_ = std::move(tiny->model);
     if (!Open(0, gpus_[0]).ok()) GTEST_SKIP() << "needs a GPU";
     if (!Open(1, gpus_[1]).ok()) ASSERT_EQ(Open(0, gpus_[1]), absl::OkStatus());
     for (const auto& [from, to] : {std::pair(0, 1), std::pair(1, 0)})
@@ -108,7 +92,7 @@ class GpuPairs : public ::testing::TestWithParam<bool> {  // whether the model h
   std::vector<Stream> SubmitStreams(int count, int tokens) {
     std::vector<Stream> streams;
     for (int i = 0; i < count; ++i) {
-      const std::vector<TokenId> prompt = Tokens(50 + 9 * i, 5 + i);
+      const std::vector<TokenId> prompt = UnlikeTokens(50 + 9 * i, 5 + i);
       streams.push_back({prompt, Submit(*cluster_, GreedyRequest(prompt, tokens))});
     }
     return streams;
@@ -143,15 +127,15 @@ TEST_P(GpuPairs, EachStepsItsOwnSequences) {
 
 TEST_P(GpuPairs, PromptsOfOneAreAttendedWhereTheyLie) {
   Start();
-  EXPECT_LE(ErrorOf(Tokens(400, 9)), kBudget);
-  EXPECT_LE(ErrorOf(Tokens(333, 11)), kBudget);
+  EXPECT_LE(ErrorOf(UnlikeTokens(400, 9)), kBudget);
+  EXPECT_LE(ErrorOf(UnlikeTokens(333, 11)), kBudget);
 }
 
 TEST_P(GpuPairs, PromptsBesideStreamsStayOnOneGpu) {
   Start(uint64_t{16} << 20, 2, scheduler::PlacementPolicy::kRequest);
   const std::vector<Stream> streams = SubmitStreams(4, 120);
   for (const Stream& stream : streams) stream.sink->WaitForTokens(5);
-  for (int i = 0; i < 3; ++i) EXPECT_LE(ErrorOf(Tokens(500 + 30 * i, 20 + i)), kBudget);
+  for (int i = 0; i < 3; ++i) EXPECT_LE(ErrorOf(UnlikeTokens(500 + 30 * i, 20 + i)), kBudget);
   EXPECT_EQ(cluster_->stats().scheduler.prefill_groups, 0u) << "though two ranks were asked for";
   ExpectChoicesOfACpu(streams, 120);
 }
@@ -165,7 +149,7 @@ TEST_P(GpuPairs, ASequenceMayLieOnBoth) {
   const uint64_t segment =
       proto::BlocksPerSegment(*table) * attention::KvBlockBytes(*table, attention::KvStorage::kAsSent);
   Start(segment * kTokens / kSegmentTokens, 1, scheduler::PlacementPolicy::kTiers);
-  const std::vector<TokenId> prompt = Tokens(kTokens * 3 / 2, 3);
+  const std::vector<TokenId> prompt = UnlikeTokens(kTokens * 3 / 2, 3);
   EXPECT_LE(ErrorOf(prompt), kBudget);
   const auto sink = Submit(*cluster_, GreedyRequest(prompt, 40));
   ASSERT_EQ(sink->WaitForEnd(), absl::OkStatus());
@@ -186,7 +170,7 @@ TEST_P(GpuPairs, TheOtherGoesOnWhereAGpuIsLost) {
   EXPECT_TRUE(cluster_->stats().healthy);
   ExpectChoicesOfACpu(SubmitStreams(4, 20), 20);
   lose(0);
-  const auto last = Submit(*cluster_, GreedyRequest(Tokens(40, 1), 20));
+  const auto last = Submit(*cluster_, GreedyRequest(UnlikeTokens(40, 1), 20));
   EXPECT_TRUE(absl::IsUnavailable(last->WaitForEnd()));
   EXPECT_FALSE(cluster_->stats().healthy);
   cluster_.reset();
