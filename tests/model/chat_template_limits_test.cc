@@ -13,24 +13,21 @@ namespace {
 
 using ::testing::HasSubstr;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(DOVETAIL_TSAN)
-constexpr double kSlowBuild = 20;
-#else
-constexpr double kSlowBuild = 1;
-#endif
+// A refusal takes some hundredths of a second, and a second where a sanitizer makes it slower. What these templates ask
+// for takes minutes, or all memory.
+constexpr double kAtOnceSeconds = 5;
 
-double CpuMs() {
+double CpuSeconds() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
 }
 
 absl::Status Refusal(const std::string& source, const RenderInputs& inputs = {}, const TemplateLimits& limits = {}) {
-  const double before = CpuMs();
+  const double before = CpuSeconds();
   const auto parsed = ChatTemplate::Parse(source, limits);
   const absl::Status status = parsed.ok() ? parsed->Render(inputs).status() : parsed.status();
-  EXPECT_LT(CpuMs() - before, 100 * kSlowBuild) << source.substr(0, 200);
-  if (getenv("TPL_PRINT")) fprintf(stderr, "MS %.1f %s\n", CpuMs() - before, source.substr(0, 120).c_str());
+  EXPECT_LT(CpuSeconds() - before, kAtOnceSeconds) << source.substr(0, 200);
   return status;
 }
 
@@ -47,7 +44,7 @@ TEST(TemplateLimits, LoopsWithinLoopsRunOutOfStepsAndTheErrorNamesTheLine) {
               HasSubstr("chat template line 3: the template ran for more than its 10200 steps"));
 }
 
-TEST(TemplateLimits, EveryEvilTemplateIsRefusedWithinATenthOfASecond) {
+TEST(TemplateLimits, EveryEvilTemplateIsRefusedAtOnce) {
   const std::string nested_list =
       "{% set ns = namespace(x=[]) %}{% for i in range(900) %}{% set ns.x = [ns.x] %}{% endfor %}";
   const std::string doubling =
