@@ -94,7 +94,8 @@ function(dovetail_sanitize_scripts)
 endfunction()
 
 # dovetail_compile_fast(TARGET ...): where DOVETAIL_UNITY is on, code of tests is compiled without much optimisation,
-#   and with the headers that most tests include compiled once (tests/support). What tests test stays as it is.
+#   four sources at a time, and with the headers that most tests include compiled once (tests/support). What tests test
+#   stays as it is.
 function(dovetail_compile_fast)
   if(NOT DOVETAIL_UNITY)
     return()
@@ -104,21 +105,31 @@ function(dovetail_compile_fast)
     # -pthread: some targets have it from a library of theirs, and headers compiled without it are of no use to them.
     target_compile_options(${TARGET} PRIVATE -O1 -fPIC -pthread -fpch-preprocess)
     target_precompile_headers(${TARGET} REUSE_FROM dovetail_test_headers)
+    get_target_property(SOURCES ${TARGET} SOURCES)
+    list(LENGTH SOURCES COUNT)
+    if(COUNT GREATER 1)
+      set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+    endif()
   endforeach()
 endfunction()
 
-# dovetail_test(NAME SRCS a_test.cc ... DEPS lib ... [LONG] [THREADS] [COMPUTES] [TIMEOUT seconds])
+# The tests that ./check --long adds, which are not in `all`.
+add_custom_target(long_tests)
+
+# dovetail_test(NAME SRCS a_test.cc ... DEPS lib ... [ALONE a_test.cc ...] [LONG] [THREADS] [COMPUTES]
+#               [TIMEOUT seconds])
 #   One GoogleTest binary and one ctest entry. LONG tests run only under ./check --long, which also runs THREADS tests
 #   under ThreadSanitizer. COMPUTES: the test computes and waits for no clock or other process, so ./check runs as many
-#   of these at a time as there are cores.
+#   of these at a time as there are cores. ALONE: sources with names of their own that others of the test have too.
 function(dovetail_test NAME)
-  cmake_parse_arguments(ARG "LONG;THREADS;COMPUTES" "TIMEOUT" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "LONG;THREADS;COMPUTES" "TIMEOUT" "SRCS;DEPS;ALONE" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
   add_executable(${NAME} ${ARG_SRCS})
   target_link_libraries(${NAME} PRIVATE ${ARG_DEPS} dovetail_test_support GTest::gmock GTest::gtest)
   dovetail_compile_fast(${NAME})
+  set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   # Before ctest ends it, the test says where it hangs (tests/support/hang_report.h).
   set(LIMIT ${ARG_TIMEOUT})
   if(DOVETAIL_SANITIZE)
@@ -131,6 +142,8 @@ function(dovetail_test NAME)
   set(LABELS "")
   if(ARG_LONG)
     list(APPEND LABELS long)
+    set_target_properties(${NAME} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    add_dependencies(long_tests ${NAME})
   endif()
   if(ARG_THREADS)
     list(APPEND LABELS threads)

@@ -7,5 +7,5 @@ dovetail_test(model_rope_test SRCS rope_test.cc DEPS dovetail_model_files)
 dovetail_test(model_safetensors_test SRCS safetensors_test.cc DEPS dovetail_model_files)
 dovetail_test(model_config_test
   SRCS config_families_test.cc config_gguf_hybrid_test.cc config_gguf_test.cc config_hybrid_test.cc config_test.cc
-  DEPS dovetail_model_files)
+  ALONE config_hybrid_test.cc config_test.cc DEPS dovetail_model_files)
 dovetail_test(model_describe_test SRCS describe_test.cc DEPS dovetail_model_files)
