@@ -139,8 +139,10 @@ class ChildProcesses::Child {
       std::string text(line);
       while (!text.empty() && text.back() == '\n') text.pop_back();
       const std::string name = this->name();
-      std::fputs(Relayed(name, text).c_str(), stdout);
-      std::fflush(stdout);
+      if (const auto level = LevelOf(text); !level || LogsAt(*level)) {
+        std::fputs(Relayed(name, text).c_str(), stdout);
+        std::fflush(stdout);
+      }
       if (on_line) on_line(name, MessageOf(text));
     }
     std::free(line);

@@ -11,8 +11,8 @@
 
 namespace dovetail::cli {
 
-// Processes of this binary that a parent starts and stops. Their output appears line by line behind their names. They
-// get SIGTERM when the parent dies, however it dies.
+// Processes of this binary that a parent starts and stops. Their output appears line by line behind their names. Of
+// their logs only what this process would log itself is shown. They get SIGTERM when the parent dies, however it dies.
 // Threads: thread-compatible.
 class ChildProcesses {
  public:

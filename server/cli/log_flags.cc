@@ -1,7 +1,9 @@
 #include "server/cli/log_flags.h"
 
 #include <cstdio>
+#include <utility>
 
+#include "absl/strings/ascii.h"
 #include "server/cli/command_line.h"
 #include "server/openai/json.h"
 
@@ -65,11 +67,31 @@ void Announce(const std::string& line) {
   std::fflush(stdout);
 }
 
-std::string MessageOf(const std::string& line) {
-  if (line.empty() || line.front() != '{') return line;
+namespace {
+
+// Of the field, if the line is JSON and has it as a string.
+std::optional<std::string> FieldOf(const std::string& line, const char* field) {
+  if (line.empty() || line.front() != '{') return std::nullopt;
   const server::Json json = server::Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("message") || !json["message"].is_string()) return line;
-  return json["message"].get<std::string>();
+  if (!json.is_object() || !json.contains(field) || !json[field].is_string()) return std::nullopt;
+  return json[field].get<std::string>();
+}
+
+}  // namespace
+
+std::string MessageOf(const std::string& line) { return FieldOf(line, "message").value_or(line); }
+
+std::optional<LogLevel> LevelOf(const std::string& line) {
+  constexpr std::pair<const char*, LogLevel> kLevels[] = {{"debug", LogLevel::kDebug},
+                                                          {"info", LogLevel::kInfo},
+                                                          {"warning", LogLevel::kWarning},
+                                                          {"error", LogLevel::kError}};
+  const std::optional<std::string> said = FieldOf(line, "level");
+  for (const auto& [name, level] : kLevels) {
+    const bool of_text = line.size() > 2 && line[0] == absl::ascii_toupper(name[0]) && line[1] == ' ' && line[2] == '2';
+    if (said ? *said == name : of_text) return level;
+  }
+  return std::nullopt;
 }
 
 }  // namespace dovetail::cli

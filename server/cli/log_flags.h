@@ -1,5 +1,6 @@
 #pragma once
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,5 +37,9 @@ void Announce(const std::string& line);
 // The text of a line that another process wrote: of a JSON line its message, else the line.
 // Threads: pure.
 std::string MessageOf(const std::string& line);
+
+// At which level another process logged the line (base/log.h); nothing: it is no line of a log.
+// Threads: pure.
+std::optional<LogLevel> LevelOf(const std::string& line);
 
 }  // namespace dovetail::cli

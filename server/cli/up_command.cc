@@ -336,7 +336,9 @@ class Up {
   // With what all roles share.
   absl::Status Launch(const std::string& name, Arguments arguments, ChildProcesses::OnLine on_line,
                       ChildProcesses::Input input = ChildProcesses::Input::kOfParent) {
-    for (const Arguments& more : {ArgumentsOf(flags_.log), ArgumentsOf(flags_.traces)})
+    LogFlags log = flags_.log;
+    if (log.level != "debug") log.level = "info";  // what is read here is on that level: it is shown if ours is as low
+    for (const Arguments& more : {ArgumentsOf(log), ArgumentsOf(flags_.traces)})
       arguments.insert(arguments.end(), more.begin(), more.end());
     return children_.Start(name, arguments, std::move(on_line), input);
   }

@@ -217,6 +217,16 @@ class UpStartsAgain(unittest.TestCase):
             self.assertEqual(text_of(up.url), expected)
             self.assertEqual(up.stop(), 0, "\n".join(up.lines[-30:]))
 
+    def test_no_worker_that_was_drained_where_only_warnings_are_logged(self):
+        with Up("--attention-workers", "2", "--log-level", "warning") as up:
+            expected = text_of(up.url)
+            up.drain("attention-2")
+            time.sleep(2)  # another one would have been started at once
+            self.assertIsNone(up.pid_of("attention-2"))
+            self.assertEqual(text_of(up.url), expected)
+            self.assertEqual(up.stop(), 0, "\n".join(up.lines[-30:]))
+            self.assertFalse([line for line in up.lines if "] I 20" in line])
+
     def test_one_that_does_not_stay_up_later_and_later_names_it_and_goes_on_serving(self):
         with Up("--attention-workers", "2") as up:
             expected = text_of(up.url)

@@ -9,9 +9,11 @@
 #include <iostream>
 
 #include "absl/time/clock.h"
+#include "base/log.h"
 #include "base/mutex.h"
+#include "server/cli/log_flags.h"
 
-// Children are this binary, with one test that says what it reads.
+// Children are this binary, with one test that says what it reads; what comes behind "log " it says as it is.
 
 namespace dovetail::cli {
 namespace {
@@ -21,7 +23,8 @@ using ::testing::Not;
 
 TEST(ChildOfTheTest, DISABLED_SaysWhatItReads) {
   std::cout << "reads" << std::endl;
-  for (std::string line; std::getline(std::cin, line);) std::cout << "read " << line << std::endl;
+  for (std::string line; std::getline(std::cin, line);)
+    std::cout << (line.rfind("log ", 0) == 0 ? line.substr(4) : "read " + line) << std::endl;
   std::cout << "input ended" << std::endl;
 }
 
@@ -106,6 +109,35 @@ TEST_F(ChildProcessesTest, AChildThatWasRenamedIsCalledSoFromThenOn) {
   EXPECT_THAT(shown, HasSubstr("[spare] read before\n"));
   EXPECT_THAT(shown, HasSubstr("[worker] read after\n"));
   EXPECT_THAT(shown, Not(HasSubstr("[spare] read after\n")));
+}
+
+// What its parent waits for may be logged at a level that is not to be seen.
+TEST_F(ChildProcessesTest, LinesBelowTheLevelOfTheLogAreHeardAndNotShown) {
+  LogWriter log({.level = LogLevel::kWarning});
+  ::testing::internal::CaptureStdout();
+  Start("one");
+  for (const std::string line : {"I 2026-11-30 12:00:00.000 one was drained", "W 2026-11-30 12:00:00.000 one is late",
+                                 R"({"level":"info","message":"one serves"})"})
+    ASSERT_TRUE(children_.Tell("one", "log " + line).ok());
+  EXPECT_TRUE(Says("one: I 2026-11-30 12:00:00.000 one was drained"));
+  EXPECT_TRUE(Says("one: W 2026-11-30 12:00:00.000 one is late"));
+  EXPECT_TRUE(Says("one: one serves"));
+  children_.EndInput("one");
+  EXPECT_EQ(NextEnd().name, "one");
+  const std::string shown = ::testing::internal::GetCapturedStdout();
+  EXPECT_THAT(shown, HasSubstr("[one] reads\n")) << "what is no line of a log is shown";
+  EXPECT_THAT(shown, HasSubstr("[one] W 2026-11-30 12:00:00.000 one is late\n"));
+  EXPECT_THAT(shown, Not(HasSubstr("was drained")));
+  EXPECT_THAT(shown, Not(HasSubstr("serves")));
+}
+
+TEST(LevelOf, IsThatOfALineOfALogAndOfNoOther) {
+  EXPECT_EQ(LevelOf("D 2026-11-30 12:00:00.000 text"), LogLevel::kDebug);
+  EXPECT_EQ(LevelOf("E 2026-11-30 12:00:00.000 text"), LogLevel::kError);
+  EXPECT_EQ(LevelOf(R"({"time":"2026-11-30T12:00:00Z","level":"warning","message":"text"})"), LogLevel::kWarning);
+  for (const char* other : {"", "I", "I am no line of a log", "listening on http://127.0.0.1:8000", R"({"level":3})",
+                            R"({"level":"loud"})", "{"})
+    EXPECT_EQ(LevelOf(other), std::nullopt) << other;
 }
 
 TEST_F(ChildProcessesTest, OneThatHasEndedOrReadsNoLinesCannotBeTold) {
