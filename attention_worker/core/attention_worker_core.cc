@@ -525,6 +525,8 @@ void AttentionWorkerCore::TakeKeyValue(MicroBatch& batch, std::span<const std::b
   }
   batch.next_op = next;
   batch.phase = PhaseAt(batch);
+  if (batch.phase == Phase::kIdle)
+    for (SequenceState* sequence : batch.sequences) sequence->NoteArrival();
 }
 
 // The next piece of the op at hand. It may be asked for while k and v wait for the ranks before.

@@ -48,9 +48,11 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   batch.phase = PhaseAt(batch);
   ++counters_.moved_parts;
   actions.push_back(PrepareStep{MicroBatchId(header.micro_batch), from});
-  if (batch.phase == Phase::kIdle)  // no op will be answered
-    actions.push_back(
-        SendFrame{from, FrameType::kPartial, batch.step, MicroBatchId(header.micro_batch), {}, options_.epoch});
+  if (batch.phase != Phase::kIdle) return;
+  sequence->NoteArrival();
+  actions.push_back(  // for no op will be answered
+
+      SendFrame{from, FrameType::kPartial, batch.step, MicroBatchId(header.micro_batch), {}, options_.epoch});
 }
 
 void AttentionWorkerCore::AddPart(const SequenceState& sequence, size_t first_shard, const SequenceTable::Part& part,
@@ -97,7 +99,10 @@ void AttentionWorkerCore::OnMove(NodeId from, const proto::MoveSequence& order, 
   move.layouts.resize(table_.group_count());
   if (table_.has_linear() && options_.block_bytes == 0)
     return EndMove(move, false, "linear states do not travel from this worker", actions);
-  const SequenceState* sequence = sequences_.Find(move.order.sequence);
+  SequenceState* const sequence = sequences_.Find(move.order.sequence);
+  // It may begin with what the prefix cache has, and move before a step says so.
+  if (sequence != nullptr && !sequence->started && SequenceTable::Speaks(*sequence, move.order.generation))
+    (void)sequences_.Commit(*sequence, order.end, {});
   if (sequence == nullptr || !SequenceTable::Speaks(*sequence, move.order.generation) ||
       move.order.end < sequence->ctx_len || SequenceTable::LacksTokens(*sequence, sequence->end(), move.order.end))
     return EndMove(move, false, "the sequence does not stand there", actions);

@@ -171,6 +171,7 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
   }
   sequence.filled = part.end;
   sequence.filling = true;
+  sequence.arrived = SequenceState::kNotFilled;
   if (sequence.fill_shard > 0) return;
   sequence.started = true;  // the next StepBegin stands at the end of the last part
   sequence.ctx_len = part.begin;
@@ -232,7 +233,9 @@ void SequenceTable::Drop(BlockSetId set) {
 void SequenceTable::Release(const proto::ReleaseSequence& message) {
   SequenceState* sequence = Find(message.sequence);
   if (sequence == nullptr || !Speaks(*sequence, message.generation)) return;
-  const bool sound = sequence->started && !sequence->filling && CheckHeld(*sequence) && CheckPlaces(*sequence);
+  // What a move brought may be found from here on without a step if all of it is there.
+  const bool whole = !sequence->filling || (sequence->fill_shard == 0 && sequence->arrived == message.ctx_len);
+  const bool sound = sequence->started && whole && CheckHeld(*sequence) && CheckPlaces(*sequence);
   if (sound && CheckCommit(*sequence, message.ctx_len, message.hashes).ok()) {
     TakeHashes(*sequence, message.ctx_len, message.hashes);
     sequence->ctx_len = message.ctx_len;

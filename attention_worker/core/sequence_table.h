@@ -42,14 +42,16 @@ struct SequenceState {
   size_t fill_shard = 0;         // a move brings the tokens of this shard and of those after it
   Position filled = kNotFilled;  // so far
   static constexpr Position kNotFilled = -1;
-  bool filling = false;        // a part came and no step since: it may not have arrived as a whole
-  uint32_t micro_batches = 0;  // bit i: its step is in micro-batch i, or was there last; the worker core's, as are:
+  bool filling = false;           // a part came and no step since: it may not have arrived as a whole
+  Position arrived = kNotFilled;  // before here it has
+  uint32_t micro_batches = 0;     // bit i: its step is in micro-batch i, or was there last; the worker core's, as are:
   StepId last_step;      // the newest step that has begun with it, or part of a move; of a group: its first rank's
   StepId steps_from;     // steps below are over (proto::OpenSequence)
   JointAppend joint;     // of the group that appends its q_len tokens, if one does
   bool damaged = false;  // a block under it does not hold what was written: it must begin again
 
-  Position end() const { return started ? ctx_len + q_len : 0; }  // of what steps that came here brought
+  void NoteArrival() { arrived = filling ? filled : kNotFilled; }  // of the last part
+  Position end() const { return started ? ctx_len + q_len : 0; }   // of what steps that came here brought
 };
 
 // What a worker's memory is used for.

@@ -132,6 +132,60 @@ TEST_F(Moves, TheTakerThenStandsWhereTheGiverStood) {
   EXPECT_EQ(giver_.status().blocks_in_use, 0u);
 }
 
+// Sequence 1 is opened at both, on what the giver has cached of 256 tokens.
+class MovesOfCached : public Moves {
+ protected:
+  void SetUp() override {
+    Tell(kGiverNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(9), WholeShards(MixedTable()), {}});
+    Tell(kGiverNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(9), 0, 256, {}}}}, ++step_);
+    Tell(kGiverNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(9), 256, Hashes(1, 4)});
+    Tell(kGiverNode, FrameType::kOpenSequence,
+         proto::OpenSequence{SequenceId(1), WholeShards(MixedTable()), Hashes(1, 4)});
+    EXPECT_EQ(StartsOpened().front(), 4u);
+    Tell(kTakerNode, FrameType::kOpenSequence,
+         proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), Hashes(1, 4)});
+  }
+  std::vector<uint32_t> StartsOpened() {
+    return proto::Decode<proto::SequenceOpened>(answers_[FrameType::kSequenceOpened])->resumable;
+  }
+  // What the taker offers another sequence with these names.
+  std::vector<uint32_t> StartsAtTheTaker() {
+    Tell(kTakerNode, FrameType::kOpenSequence,
+         proto::OpenSequence{SequenceId(2), Taken(WholeShards(MixedTable())), Hashes(1, 4)});
+    return StartsOpened();
+  }
+};
+
+TEST_F(MovesOfCached, WhatTheGiverHasOnlyCachedMovesBeforeAnyStep) {
+  EXPECT_TRUE(Move(0, 256).moved);
+  EXPECT_EQ(SetsAt(0), 4u);
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 256, 10, {}}}}, ++step_);
+  EXPECT_FALSE(answers_.contains(FrameType::kStepRefused));
+}
+
+TEST_F(MovesOfCached, MoreThanTheGiverHasCachedDoesNotMove) { EXPECT_FALSE(Move(0, 320).moved); }
+
+TEST_F(MovesOfCached, WhatArrivedAsAWholeIsFoundWithoutAStep) {
+  EXPECT_TRUE(Move(0, 256).moved);
+  Tell(kGiverNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 256, {}});
+  Tell(kTakerNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 256, {}});
+  EXPECT_EQ(taker_.status().blocks_in_use, 0u);
+  EXPECT_EQ(StartsAtTheTaker().front(), 4u);
+}
+
+TEST_F(MovesOfCached, WhatDidNotArriveAsAWholeIsNotFound) {
+  Tell(kGiverNode, FrameType::kMoveSequence,
+       proto::MoveSequence{SequenceId(1), 0, 256, 1, StepId(++step_), kTakerNode, kTakerEpoch});
+  while (appended_ops_ < 2) {  // of three
+    ASSERT_FALSE(wire_.empty());
+    const Frame frame = wire_.front();
+    wire_.pop_front();
+    Send(frame.from, frame.to, frame.header, frame.payload);
+  }
+  Tell(kTakerNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 256, {}});
+  EXPECT_THAT(StartsAtTheTaker(), ElementsAre(0));
+}
+
 TEST_F(Moves, WhatTheTakersCacheHasStaysAtHome) {
   Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(9), Taken(WholeShards(MixedTable())), {}});
   Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(9), 0, 256, {}}}}, ++step_);
