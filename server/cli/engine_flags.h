@@ -71,9 +71,6 @@ inline attention::Digests DigestsOf(bool kv_checksums) {
 }
 
 // What the flags mean. attention, model_digest and a max_model_len of 0 are for the caller to fill in.
-// --prefill-itl-budget, and what it means.
-void AddItlBudgetFlag(CLI::App& command, const std::string& group, std::string& flag);
-scheduler::ItlBudget ItlBudgetOf(const std::string& flag);
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);
 absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags);
 DType KvDtypeOf(const EngineFlags& flags);  // on the wire

@@ -5,6 +5,7 @@
 #include "plan/planner.h"
 #include "server/cli/command_line.h"
 #include "server/cli/engine_flags.h"
+#include "server/cli/itl_budget_flag.h"
 #include "server/cli/plan_curves.h"
 #include "server/cli/plan_html_report.h"
 #include "server/cli/plan_inputs.h"

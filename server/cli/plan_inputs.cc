@@ -13,6 +13,7 @@
 #include "loadgen/datasets/trace_rows.h"
 #include "server/cli/bench_serve_flags.h"
 #include "server/cli/engine_flags.h"
+#include "server/cli/itl_budget_flag.h"
 #include "server/cli/link_flag.h"
 #include "server/cli/model_shape.h"
 #include "server/cli/text_file.h"
