@@ -342,6 +342,8 @@ void RemoteEngine::TakeStats(const pb::Stats& from) {
   to.prefix_ring_bytes = from.prefix_ring_bytes();
   to.prefix_switch_bytes = from.prefix_switch_bytes();
   to.prefix_pass_q_bytes = from.prefix_pass_q_bytes();
+  to.spilled_tokens = from.spilled_tokens();
+  to.fetched_tokens = from.fetched_tokens();
   for (const auto& times : from.prefill_times())
     for (size_t e = 0; e < to.prefill_times.size(); ++e)
       if (times.exchange() == NameOf(proto::WayAt(e)))

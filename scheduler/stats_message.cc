@@ -36,6 +36,8 @@ void DescribeScheduler(const SchedulerStats& stats, pb::Stats& out) {
   out.set_prefix_ring_bytes(stats.prefix_ring_bytes);
   out.set_prefix_switch_bytes(stats.prefix_switch_bytes);
   out.set_prefix_pass_q_bytes(stats.prefix_pass_q_bytes);
+  out.set_spilled_tokens(stats.spilled_tokens);
+  out.set_fetched_tokens(stats.fetched_tokens);
   for (size_t e = 0; e < stats.prefill_times.size(); ++e) {
     const PrefillTimes& times = stats.prefill_times[e];
     if (times.measured_s <= 0) continue;

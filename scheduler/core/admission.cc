@@ -107,6 +107,7 @@ void Admission::PlaceProbed(Sequence& sequence) {
   const bool tiers = options_.placement == PlacementPolicy::kTiers;
   const PlacementPolicy policy = tiers ? PlacementPolicy::kTiers : PlacementPolicy::kRequest;
   if (std::optional<proto::Placement> placement = placer_.Place(sequence, policy)) {
+    if (auto elsewhere = fetch_.OpenElsewhere(sequence, *placement)) placement = *std::move(elsewhere);
     incarnations_.Open(sequence, *placement);
     probes_.End(sequence);  // after Open: what was opened is kept by the sequence, not by the pin
     sequence.probed = false;
@@ -125,7 +126,11 @@ void Admission::On(const SequenceOpened& event) {
   const bool refused = !sequence.refused.empty();
   if (sequence.phase == Phase::kMoving)
     return refused ? choices_.GoElsewhere(sequence, sequence.refused) : moves_.Send(sequence);
-  if (sequence.phase == Phase::kOpening) return refused ? RefusedToOpen(sequence) : incarnations_.Start(sequence);
+  if (sequence.phase == Phase::kOpening) {
+    if (refused) return RefusedToOpen(sequence);
+    incarnations_.Start(sequence);
+    return fetch_.Begin(sequence);
+  }
 
   const auto wanted = static_cast<uint32_t>(sequence.ctx_len / kSegmentTokens);
   const auto& starts = sequence.resumable;

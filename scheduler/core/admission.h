@@ -9,6 +9,7 @@
 #include "scheduler/core/kv_accounts.h"
 #include "scheduler/core/moves.h"
 #include "scheduler/core/placer.h"
+#include "scheduler/core/prefix_fetch.h"
 #include "scheduler/core/probes.h"
 #include "scheduler/core/replacement_wait.h"
 #include "scheduler/core/scheduler.h"
@@ -25,8 +26,8 @@ class Admission {
  public:
   // All outlive this.
   Admission(const SchedulerOptions& options, KvAccounts& accounts, const ComputePool& pool, Placer& placer,
-            Slots& slots, TenantQueues& queues, Probes& probes, Moves& moves, Incarnations& incarnations,
-            const ReplacementWait& stranded, Choices& choices, Turn& turn)
+            Slots& slots, TenantQueues& queues, Probes& probes, Moves& moves, PrefixFetch& fetch,
+            Incarnations& incarnations, const ReplacementWait& stranded, Choices& choices, Turn& turn)
       : options_(options),
         accounts_(accounts),
         pool_(pool),
@@ -35,6 +36,7 @@ class Admission {
         queues_(queues),
         probes_(probes),
         moves_(moves),
+        fetch_(fetch),
         incarnations_(incarnations),
         stranded_(stranded),
         choices_(choices),
@@ -73,6 +75,7 @@ class Admission {
   TenantQueues& queues_;
   Probes& probes_;
   Moves& moves_;
+  PrefixFetch& fetch_;
   Incarnations& incarnations_;
   const ReplacementWait& stranded_;
   Choices& choices_;

@@ -21,6 +21,11 @@ void Choices::EndWait(Sequence& sequence) {
   --waiting_;
 }
 
+void Choices::AdmitSpill(Sequence& sequence) {
+  Pause(*sequence.request);
+  parts_.slots.Take(sequence, turn_.now());
+}
+
 void Choices::Strand(Sequence& sequence) {
   parts_.queues.Remove(sequence);
   parts_.stranded.Add(sequence, turn_.now());
@@ -54,6 +59,7 @@ bool Choices::Resume(RequestState& request) {
 // ---- beginning again ----
 
 void Choices::Preempt(Sequence& sequence) {
+  if (sequence.request->spills) return End(sequence, FinishReason::kCancelled);
   parts_.incarnations.Release(sequence);
   ++preemptions_;
   sequence.restarted = true;
@@ -149,6 +155,7 @@ void Choices::LeaveWhereItIs(Sequence& sequence) {
 void Choices::End(Sequence& sequence, GenerationUpdate&& update) {
   DT_CHECK(sequence.phase != Phase::kEnded, "a choice ended twice");
   RequestState& request = *sequence.request;
+  if (!request.spills) parts_.ended.Note(sequence);
   LeaveWhereItIs(sequence);
   sequence.phase = Phase::kEnded;
   FinishForks(request);
@@ -157,7 +164,7 @@ void Choices::End(Sequence& sequence, GenerationUpdate&& update) {
   update.attention_workers = sequence.attention_workers;
   update.compute_workers = sequence.compute_workers;
   update.request_finished = --request.open_choices == 0;
-  turn_.Emit(std::move(update));
+  if (!request.spills) turn_.Emit(std::move(update));
   if (request.open_choices == 0) {
     if (request.paused) --paused_;
     request.paused = false;

@@ -3,6 +3,7 @@
 
 #include "absl/types/span.h"
 #include "base/status.h"
+#include "scheduler/core/ended_prefixes.h"
 #include "scheduler/core/events.h"
 #include "scheduler/core/incarnations.h"
 #include "scheduler/core/kv_accounts.h"
@@ -32,6 +33,7 @@ class Choices {
     PrefillGroups& groups;
     ReplacementWait& stranded;
     Incarnations& incarnations;
+    EndedPrefixes& ended;
   };
   Choices(const Parts& parts, Turn& turn) : parts_(parts), turn_(turn) {}
 
@@ -39,12 +41,15 @@ class Choices {
   void Wait(Sequence& sequence);
   // It was admitted: it is in no queue any more.
   void EndWait(Sequence& sequence);
+  // A request that spills (cache_spill.h) takes a slot, and is paused for good: it takes no steps, and gives way first.
+  void AdmitSpill(Sequence& sequence);
   // No worker can hold it since one was lost: others need not wait behind it.
   void Strand(Sequence& sequence);
   // A worker joined that may be large enough for those.
   void EndStranding();
 
-  // Ends the incarnation; the choice begins again when it is admitted, at the front of its tenant's queue.
+  // Ends the incarnation; the choice begins again when it is admitted, at the front of its tenant's queue. One that
+  // spills ends.
   // Requires: no step in flight contains it.
   void Preempt(Sequence& sequence);
   // Preempts it, since these workers had no room for it: it goes there only when that has changed.

@@ -135,13 +135,13 @@ void Incarnations::Start(Sequence& sequence) {
   }
   sequence.ctx_len = sequence.told_ctx_len = Position{start} * kSegmentTokens;
   sequence.named_blocks = start;
-  if (names_.MayLookUp(sequence)) {
+  if (names_.MayLookUp(sequence) && !sequence.request->spills) {
     prefix_queries_ += sequence.size();
     prefix_hits_ += sequence.ctx_len;
   }
   if (!sequence.request->started) {
     sequence.request->started = true;
-    prompt_tokens_ += sequence.prompt_size();
+    if (!sequence.request->spills) prompt_tokens_ += sequence.prompt_size();
     sequence.request->cached_tokens = static_cast<int>(sequence.ctx_len);
   }
   MakeReady(sequence);
@@ -167,6 +167,7 @@ void Incarnations::Release(Sequence& sequence) {
     turn_.Act(ReleaseSequence{.worker = worker, .epoch = epoch, .message = message});
   }
   accounts_.Return(sequence);
+  sequence.fetched_to.reset();
   sequence.awaits_forks = false;
   batches_.Leave(sequence);
   sequence.placement.clear();

@@ -15,8 +15,10 @@ namespace dovetail::scheduler {
 class KvAccounts {
  public:
   // `options` outlives the accounts.
-  explicit KvAccounts(const SchedulerOptions& options) : budget_(options.attention, options.max_num_batched_tokens) {}
+  explicit KvAccounts(const SchedulerOptions& options)
+      : options_(options), budget_(options.attention, options.max_num_batched_tokens) {}
 
+  const proto::AttentionTable& table() const { return options_.attention; }
   KvBudget& budget() { return budget_; }
   const KvBudget& budget() const { return budget_; }
 
@@ -50,6 +52,7 @@ class KvAccounts {
  private:
   void ChargeShared(RequestState& request, const Charges& cost);
 
+  const SchedulerOptions& options_;
   KvBudget budget_;
 };
 

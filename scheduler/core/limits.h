@@ -86,6 +86,13 @@ inline constexpr absl::Duration kMoveTimeout = absl::Seconds(10);
 inline constexpr double kSpareToComeBack = 0.1;
 inline constexpr int kLeastTokensBack = 64;
 
+// With --placement tiers: the least tokens of an ended sequence that a slower tier is given, the least that a sequence
+// fetches from there before its first step, and how many ended sequences are remembered until they were copied.
+inline constexpr Position kLeastTokensSpilled = 2 * kSegmentTokens;
+inline constexpr Position kLeastTokensFetched = 2 * kSegmentTokens;
+inline constexpr size_t kMostEndedPrefixes = 256;
+inline constexpr size_t kMostEndedTokens = size_t{4} << 20;
+
 // How fast measured stage times follow the last step, and how many steps pass before the number of micro-batches may
 // change by one.
 inline constexpr double kStageTimesWeight = 0.125;

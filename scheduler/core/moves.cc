@@ -83,6 +83,8 @@ void Moves::Send(Sequence& sequence) {
   Move& move = sequence.move;
   move.step = batches_.NextStep(1 + static_cast<uint64_t>((sequence.ctx_len - begin) / proto::kMoveChunkTokens));
   if (begin == sequence.ctx_len) return Finish(sequence);  // its cache had everything
+  move.sent = turn_.now();
+  move.sent_tokens = sequence.ctx_len - begin;
   turn_.Act(MoveSequence{.worker = move.from,
                          .epoch = move.from_epoch,
                          .to = move.to,
@@ -109,6 +111,8 @@ Sequence* Moves::Take(const SequenceMoved& event) {
   }
   Sequence& sequence = **at;
   if (!event.moved.moved) return &sequence;
+  const Move& move = sequence.move;
+  rate_.Note(static_cast<double>(move.sent_tokens), absl::ToDoubleSeconds(turn_.now() - move.sent));
   Finish(sequence);
   return nullptr;
 }

@@ -8,6 +8,7 @@
 #include "scheduler/core/events.h"
 #include "scheduler/core/kv_accounts.h"
 #include "scheduler/core/micro_batches.h"
+#include "scheduler/core/rate_estimator.h"
 #include "scheduler/core/sequence.h"
 #include "scheduler/core/turn.h"
 
@@ -44,6 +45,8 @@ class Moves {
   bool AnyFrom(WorkerId worker) const;  // something moves away from it
   absl::Time NextDeadline() const;
   uint64_t finished() const { return finished_; }
+  // That a token takes, by the last moves; nothing: none has ended.
+  std::optional<double> SecondsPerToken() const { return rate_.usual(); }
   const std::vector<Sequence*>& moving() const { return moving_; }
 
  private:
@@ -57,6 +60,7 @@ class Moves {
   Turn& turn_;
   std::vector<Sequence*> moving_;  // at most proto::kMoveSlots, by deadline
   uint64_t finished_ = 0;
+  RateEstimator rate_;
 };
 
 }  // namespace dovetail::scheduler

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "scheduler/core/admission.h"
 #include "scheduler/core/cache_directory.h"
+#include "scheduler/core/cache_spill.h"
 #include "scheduler/core/chunk_room.h"
 #include "scheduler/core/client_events.h"
 #include "scheduler/core/growth.h"
@@ -111,6 +112,7 @@ class SchedulerCore::Impl {
   Probes probes_{options_, accounts_.budget(), names_, turn_};
   Moves moves_{accounts_, names_, batches_, turn_};
   Incarnations incarnations_{accounts_, names_, batches_, moves_, slots_, turn_};
+  EndedPrefixes ended_{options_, accounts_.budget()};
   Choices choices_{{.accounts = accounts_,
                     .queues = queues_,
                     .requests = requests_,
@@ -118,15 +120,18 @@ class SchedulerCore::Impl {
                     .probes = probes_,
                     .groups = groups_,
                     .stranded = stranded_,
-                    .incarnations = incarnations_},
+                    .incarnations = incarnations_,
+                    .ended = ended_},
                    turn_};
 
   // Decisions.
   ClientEvents client_events_{options_, queues_, requests_, choices_, turn_};
-  Admission admission_{options_, accounts_, pool_,         placer_,   slots_,   queues_,
-                       probes_,  moves_,    incarnations_, stranded_, choices_, turn_};
+  PrefixFetch fetch_{options_, accounts_, pool_, moves_};
+  Admission admission_{options_, accounts_, pool_,         placer_,   slots_,   queues_, probes_,
+                       moves_,   fetch_,    incarnations_, stranded_, choices_, turn_};
   Relocation relocation_{options_, accounts_, placer_, slots_, moves_, choices_};
   Tiering tiering_{options_, accounts_, placer_, slots_, moves_, choices_};
+  CacheSpill spill_{accounts_, ended_, requests_, slots_, moves_, incarnations_, choices_, turn_};
   Growth growth_{accounts_, placer_, slots_, stranded_, tiering_, choices_, turn_};
   StepPlanner planner_{options_, pool_, batches_, accounts_, room_, writer_, groups_, growth_, turn_};
   StepFailures failures_{batches_, accounts_, slots_, placer_, stranded_, grammar_pauses_, choices_, admission_, turn_};
@@ -173,6 +178,7 @@ void SchedulerCore::Impl::Pump() {
     const uint64_t released = incarnations_.released();
     relocation_.Start();
     tiering_.ComeBack();
+    spill_.Run();
     planner_.Plan(/*requests_wait=*/choices_.waiting() > 0);
     // While a step is in flight its end brings us back. Without one, whatever a drain or planning gave up must find its
     // next owner now.
@@ -188,9 +194,10 @@ absl::Time SchedulerCore::Impl::NextDeadline() const {
 
 SchedulerStats SchedulerCore::Impl::stats() const {
   SchedulerStats stats;
-  stats.running_sequences = static_cast<int>(slots_.active().size());
+  const int spilling = spill_.running();  // holds a slot, and is paused
+  stats.running_sequences = static_cast<int>(slots_.active().size()) - spilling;
   stats.waiting_requests = choices_.waiting();
-  stats.paused_requests = choices_.paused();
+  stats.paused_requests = choices_.paused() - spilling;
   stats.kv_usage = accounts_.budget().fullest_usage();
   stats.preemptions = choices_.preemptions();
   stats.prompt_tokens = incarnations_.prompt_tokens();
@@ -213,6 +220,8 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.last_prefill = pool_.planner().last();
   stats.prefill_times = pool_.planner().times();
   stats.moves = moves_.finished();
+  stats.spilled_tokens = spill_.tokens();
+  stats.fetched_tokens = fetch_.tokens();
   stats.damaged = failures_.damaged();
   stats.late_events = turn_.late();
   stats.micro_batches = pool_.micro_batches_in_use();

@@ -35,6 +35,8 @@ struct SchedulerOptions {
   // How long a compute worker may take for a step besides what its tokens need (step_patience.h); then it is dismissed.
   absl::Duration step_timeout = absl::InfiniteDuration();
   bool enable_prefix_caching = true;
+  bool spill_prefixes =
+      true;  // with PlacementPolicy::kTiers: what ended is cached by a slower tier, too (cache_spill.h)
   bool enable_chunked_prefill = true;
   // How long running streams may wait for a token because of prompts (chunk_budget.h); only with chunked prefill.
   ItlBudget prefill_itl_budget;
@@ -89,6 +91,8 @@ struct SchedulerStats {
   PrefillForecast last_prefill;  // the part of a prompt that ended last, of those that had a step or group alone
   PrefillTimesByWay prefill_times{};
   uint64_t moves = 0;             // of sequences between attention workers
+  uint64_t spilled_tokens = 0;    // of ended sequences, cached by a slower tier, too (cache_spill.h)
+  uint64_t fetched_tokens = 0;    // that a slower tier had cached, for a sequence on a faster one (prefix_fetch.h)
   uint64_t damaged = 0;           // sequences that began again because their KV was not what was written
   uint64_t late_events = 0;       // unknown or late, dropped
   Position longest_sequence = 0;  // SchedulerNode's: SchedulerCore::LongestSequence()

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -48,6 +49,8 @@ struct Move {
   bool extends = false;        // the taker held some of it before
   proto::Placement placement;  // once it has moved
   absl::Time deadline;
+  absl::Time sent;           // when the giver was asked
+  Position sent_tokens = 0;  // to send so many
 };
 
 // One choice of a request: its tokens, and the incarnation that holds KV for them now. Preemption ends an incarnation,
@@ -110,6 +113,8 @@ struct Sequence {
   absl::Time not_before = absl::InfinitePast();
 
   Move move;  // while kMoving
+  std::optional<WorkerId>
+      fetched_to;  // while kOpening elsewhere: it moves there before its first step (prefix_fetch.h)
 
   Refusals refusals;  // by all workers so far
 
@@ -162,6 +167,7 @@ struct RequestState {
   absl::Time arrived;
   absl::Time admitted = absl::InfiniteFuture();  // when a choice first got a slot
   bool paused = false;
+  bool spills = false;   // no client's: a copy of cached blocks on its way to a slower tier (cache_spill.h)
   bool started = false;  // an update with cached_tokens may have been sent
   int cached_tokens = 0;
   int open_choices = 0;

@@ -16,7 +16,7 @@ bool HoldsItsOwn(const Sequence& sequence) {
 }  // namespace
 
 bool Tiering::MakesRoom(Sequence& victim, int from) {
-  if (options_.placement != PlacementPolicy::kTiers) return false;
+  if (options_.placement != PlacementPolicy::kTiers || victim.request->spills) return false;
   if (moves_.AnyFrom(budget().workers()[from].id)) return true;
   if (moves_.full() || !HoldsItsOwn(victim)) return false;
   std::vector<int> takers = placer_.TakersOf(victim);

@@ -182,6 +182,11 @@ void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("HOW")
       ->group("Disaggregation");
   command
+      .add_flag("--prefix-spill,!--no-prefix-spill", flags.spill_prefixes,
+                "With --placement tiers: what ended sequences left in the prefix cache of a fast tier is copied to a "
+                "slower one while nothing waits, and moves up again for a prompt that begins with it [on]")
+      ->group("KV cache");
+  command
       .add_option("--micro-batches", flags.micro_batches,
                   "Steps in flight of a compute worker: while one is in dense layers another is in attention; 0: as "
                   "many as the measured times ask for")
@@ -397,6 +402,7 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;
+  options.spill_prefixes = flags.spill_prefixes;
   options.enable_chunked_prefill = flags.enable_chunked_prefill;
   options.placement = PlacementOf(flags);
   return options;

@@ -30,6 +30,7 @@ struct EngineFlags {
   std::string prefill_itl_budget = "auto";
   int block_size = 64;
   bool enable_prefix_caching = true;
+  bool spill_prefixes = true;
   bool enable_chunked_prefill = true;
   std::optional<uint64_t> seed;
   std::string kv_cache_memory = "auto";

@@ -47,6 +47,7 @@ Arguments SchedulerArguments(const UpFlags& flags, const std::string& listen, co
                          "--prefill-rank-tokens",
                          std::to_string(engine.prefill_rank_tokens),
                          engine.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
+                         engine.spill_prefixes ? "--prefix-spill" : "--no-prefix-spill",
                          engine.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill"};
   if (engine.seed) arguments.insert(arguments.end(), {"--seed", std::to_string(*engine.seed)});
   if (flags.trust_network) arguments.push_back("--trust-network");

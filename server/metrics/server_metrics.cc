@@ -147,6 +147,12 @@ class ServerMetrics::Impl {
                                               "Tokens looked up in the prefix cache.");
   CounterPair prefix_hits_ =
       make_.Counter("prefix_cache_hits_total", "prefix_cache_hits_total", "Tokens found in the prefix cache.");
+  CounterPair spilled_ = make_.Counter("prefix_spilled_tokens_total", "",
+                                       "Tokens of ended sequences that a slower tier of attention workers has cached, "
+                                       "too, before the faster one dropped them.");
+  CounterPair fetched_ = make_.Counter("prefix_fetched_tokens_total", "",
+                                       "Tokens found in the prefix cache of a slower tier of attention workers, and "
+                                       "moved to the faster one where their sequence runs.");
   CounterPair steps_ = make_.Counter("steps_total", "", "Engine steps.");
   CounterPair late_events_ =
       make_.Counter("late_events_total", "", "Results of an old epoch or a finished request, dropped.");
@@ -338,6 +344,8 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.preemptions_, now.preemptions, m.last_.preemptions);
   Grow(m.prefix_queries_, now.prefix_queries, m.last_.prefix_queries);
   Grow(m.prefix_hits_, now.prefix_hits, m.last_.prefix_hits);
+  Grow(m.spilled_, now.spilled_tokens, m.last_.spilled_tokens);
+  Grow(m.fetched_, now.fetched_tokens, m.last_.fetched_tokens);
   Grow(m.steps_, now.steps, m.last_.steps);
   Grow(m.late_events_, now.late_events, m.last_.late_events);
   Grow(m.damaged_, now.damaged, m.last_.damaged);

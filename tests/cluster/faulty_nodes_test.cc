@@ -133,6 +133,37 @@ TEST_P(FaultyNodes, NoStreamThatMovesBetweenTiersChangesByABit) {
   }
 }
 
+// Three conversations in turns, of which the fast worker's prefix cache holds not much more than one.
+TEST_P(FaultyNodes, NoConversationChangesByABitWhosePrefixComesUpFromASlowTier) {
+  const transport::Faults faults{.duplicate = 0.1, .echo = 0.2, .delay = 0.03, .delay_max = absl::Milliseconds(2)};
+  scheduler::KvBudget budget(model_.table, /*max_chunk=*/64);
+  budget.Join(WorkerId(0), Epoch(1), 1);
+  const auto whole = proto::WholePlacement(model_.table, WorkerId(0), Epoch(1));
+  const uint64_t fast = scheduler::TotalBlocks(budget.CostOf(whole, {.end = 448}));
+  NodeCluster cluster(model_, {.workers = 2,
+                               .kv_blocks = {fast},
+                               .rates = {40},
+                               .placement = scheduler::PlacementPolicy::kTiers,
+                               .faults = faults});
+  std::map<int, requests::GenerationRequest> conversations;
+  for (int i = 0; i < 3; ++i) conversations[i] = NodeRequest(200 + 10 * i, 30, i);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (auto& [i, request] : conversations) {
+      SCOPED_TRACE(absl::StrCat("conversation ", i, " turn ", turn));
+      const uint64_t id = cluster.Submit(request);
+      ASSERT_TRUE(cluster.UntilFinished(id)) << cluster.stream(id).tokens.size();
+      EXPECT_TRUE(cluster.stream(id) == Alone(request)) << cluster.stream(id).error;
+      EXPECT_TRUE(cluster.Until([&] { return cluster.BlocksHeld() == 0; })) << "a copy has ended";
+      const std::vector<TokenId>& said = cluster.stream(id).tokens;
+      request.prompt.insert(request.prompt.end(), said.begin(), said.end());
+      const std::vector<TokenId> next = NodeRequest(20, 1, 100 + i).prompt;
+      request.prompt.insert(request.prompt.end(), next.begin(), next.end());
+    }
+  }
+  EXPECT_GT(cluster.stats().spilled_tokens, 1000u);
+  EXPECT_GT(cluster.stats().fetched_tokens, 500u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, FaultyNodes,
                          testing::Values(Kind{"softmax", nullptr}, Kind{"gated_delta", TinyGatedDeltaConfig},
                                          Kind{"lightning", TinyLightningConfig}, Kind{"mamba2", TinyMamba2Config}),

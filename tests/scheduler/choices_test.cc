@@ -55,6 +55,7 @@ class ChoicesTest : public ::testing::Test {
   Probes probes_{parts_.options, parts_.accounts.budget(), parts_.names, parts_.turn};
   Moves moves_{parts_.accounts, parts_.names, parts_.batches, parts_.turn};
   Incarnations incarnations_{parts_.accounts, parts_.names, parts_.batches, moves_, slots_, parts_.turn};
+  EndedPrefixes ended_{parts_.options, parts_.accounts.budget()};
   Choices choices_{{.accounts = parts_.accounts,
                     .queues = queues_,
                     .requests = requests_,
@@ -62,7 +63,8 @@ class ChoicesTest : public ::testing::Test {
                     .probes = probes_,
                     .groups = groups_,
                     .stranded = stranded_,
-                    .incarnations = incarnations_},
+                    .incarnations = incarnations_,
+                    .ended = ended_},
                    parts_.turn};
   uint64_t last_request_ = 0;
 };

@@ -81,7 +81,10 @@ bool FakeAttentionWorker::TakeFrom(const FakeAttentionWorker& giver, const proto
   const Held& given = from->second;
   CheckGeneration(given, message.sequence, message.generation);
   CheckGeneration(held, message.sequence, message.target_generation);
-  if (message.end != given.ctx_len && message.end != given.end)
+  const auto& starts = given.resumable;
+  const bool begins = !given.stepped && message.end % kSegmentTokens == 0 &&
+                      std::find(starts.begin(), starts.end(), message.end / kSegmentTokens) != starts.end();
+  if (!begins && message.end != given.ctx_len && message.end != given.end)
     Complain(message.sequence, "moved where it does not stand");
   if (given.shards.size() != held.shards.size() - held.fill_shard)
     Complain(message.sequence, "moves other shards than it has");
@@ -104,7 +107,7 @@ bool FakeAttentionWorker::TakeFrom(const FakeAttentionWorker& giver, const proto
     }
   }
   if (held.fill_shard == 0) {
-    held.stepped = true;
+    held.stepped = held.filled = true;
     held.ctx_len = held.end = held.written = message.end;
     held.named = static_cast<int64_t>(held.offered.size());
   }
@@ -164,6 +167,16 @@ void FakeAttentionWorker::Name(Held& held, Position ctx_len, const std::vector<p
   }
 }
 
+// What a move brought is found by the names that the sequence was opened with, from its first step on, or when it is
+// released with all of it.
+void FakeAttentionWorker::NameFilled(Held& held, Position ctx_len) {
+  if (!std::exchange(held.filled, false) || !caching_ || ctx_len != held.ctx_len) return;
+  for (HeldShard& shard : held.shards)
+    for (const auto& [index, block] : shard.blocks)
+      if (index < static_cast<int64_t>(held.offered.size()) && block->tokens.size() == kSegmentTokens)
+        cache_.emplace(KeyOf(held.offered[index], shard.shard), block->tokens);
+}
+
 // A sequence moved here whose blocks the cache had all is there without a step, which may be lost before it comes.
 bool FakeAttentionWorker::WasOffered(const Held& held, const proto::ReleaseSequence& message) {
   const uint32_t complete = static_cast<uint32_t>(message.ctx_len / kSegmentTokens);
@@ -184,6 +197,7 @@ void FakeAttentionWorker::Release(const proto::ReleaseSequence& message) {
       Complain(message.sequence,
                absl::StrCat("released at ", message.ctx_len, ", but it is at ", held.ctx_len, "..", held.end));
     }
+    NameFilled(held, message.ctx_len);
     Name(held, message.ctx_len, message.hashes, false);
   } else if (!message.hashes.empty() && !WasOffered(held, message)) {
     Complain(message.sequence, "released with hashes of blocks that were never computed");
@@ -224,6 +238,7 @@ void FakeAttentionWorker::Step(const proto::StepEntry& entry, const proto::Prefi
   } else if (ctx_len != held.ctx_len && (ctx_len != held.end || held.written != held.end)) {
     Complain(entry.sequence, absl::StrCat("goes on at ", ctx_len, ", but it is at ", held.ctx_len, "..", held.end));
   }
+  NameFilled(held, ctx_len);
   Name(held, ctx_len, entry.block_hashes, true);
   for (HeldShard& shard : held.shards) {
     std::erase_if(shard.blocks, [&](const auto& block) {

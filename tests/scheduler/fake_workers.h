@@ -72,6 +72,7 @@ class FakeAttentionWorker {
     std::vector<proto::BlockHash> offered;  // hashes it was opened with
     bool stepped = false;
     size_t fill_shard = 0;  // a move brings what this shard and those after it lack
+    bool filled = false;    // and has, since it was opened; `offered` names these blocks, too
     Position ctx_len = 0, end = 0;
     StepId group;          // of the step at hand: the prefill group whose rank 0 began it
     Position written = 0;  // by its ranks so far
@@ -88,6 +89,7 @@ class FakeAttentionWorker {
   void AppendTokens(HeldShard& held, const proto::StepEntry& entry);
   void CheckRoom(SequenceId sequence);
   void Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact);
+  void NameFilled(Held& held, Position ctx_len);
   // Whether the cache had all that the release names when the sequence was opened.
   static bool WasOffered(const Held& held, const proto::ReleaseSequence& message);
   void Complain(SequenceId sequence, const std::string& what);

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/scheduler/fake_cluster.h"
+#include "tests/scheduler/small_cluster.h"
 
 // Sequences that move between attention workers with their KV: away from one that drains, towards one that joins.
 
@@ -39,18 +39,6 @@ GenerationRequest Request(int salt, int prompt, int max_tokens) {
 
 Epoch After(Epoch epoch) { return Epoch(epoch.value() + 1); }
 absl::Time At(int ms) { return absl::UnixEpoch() + absl::Milliseconds(ms); }
-
-void ExpectUndisturbed(FakeCluster& cluster) {
-  EXPECT_THAT(cluster.violations(), testing::IsEmpty());
-  for (const RequestId id : cluster.requests()) {
-    const auto& request = cluster.request(id);
-    for (int choice = 0; choice < request.choices; ++choice) {
-      EXPECT_TRUE(cluster.stream(id, choice).finished);
-      EXPECT_EQ(cluster.stream(id, choice).tokens, cluster.Undisturbed(request, choice)) << id.value();
-    }
-  }
-  EXPECT_EQ(cluster.sequences_held(), 0);
-}
 
 class Moving : public testing::TestWithParam<PlacementPolicy> {};
 

@@ -42,14 +42,6 @@ int EntriesOf(const Steps& steps, uint32_t compute_worker, std::vector<WorkerId>
   return found == steps.end() ? 0 : found->second;
 }
 
-void ExpectUndisturbed(FakeCluster& cluster) {
-  for (const RequestId id : cluster.requests()) {
-    EXPECT_EQ(cluster.stream(id).error, "");
-    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0)) << id.value();
-  }
-  ExpectClean(cluster);
-}
-
 TEST(Pairs, StepsRunWhereTheirSequencesLie) {
   for (const int micro_batches : {1, 2}) {
     SCOPED_TRACE(micro_batches);

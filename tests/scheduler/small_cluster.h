@@ -38,4 +38,17 @@ inline void ExpectClean(FakeCluster& cluster) {
   EXPECT_EQ(stats.kv_usage, 0);
 }
 
+// All requests have the tokens that nothing but themselves leads to.
+inline void ExpectUndisturbed(FakeCluster& cluster) {
+  for (const RequestId id : cluster.requests()) {
+    const GenerationRequest& request = cluster.request(id);
+    for (int choice = 0; choice < request.choices; ++choice) {
+      EXPECT_EQ(cluster.stream(id, choice).error, "");
+      EXPECT_TRUE(cluster.stream(id, choice).finished);
+      EXPECT_EQ(cluster.stream(id, choice).tokens, cluster.Undisturbed(request, choice)) << id.value();
+    }
+  }
+  ExpectClean(cluster);
+}
+
 }  // namespace dovetail::scheduler

@@ -19,15 +19,8 @@ ClusterOptions TwoTiers(uint64_t fast, uint64_t slow) {
   options.scheduler.placement = PlacementPolicy::kTiers;
   options.kv_blocks = {fast, slow};
   options.rates = {40, 1};
+  options.scheduler.enable_prefix_caching = false;  // which moves, too: cache_spill_test.cc
   return options;
-}
-
-void ExpectUndisturbed(FakeCluster& cluster) {
-  for (const RequestId id : cluster.requests()) {
-    EXPECT_EQ(cluster.stream(id).error, "");
-    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0)) << id.value();
-  }
-  ExpectClean(cluster);
 }
 
 // Moves from and to which worker, in order.
