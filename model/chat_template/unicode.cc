@@ -6,6 +6,8 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+
 namespace dovetail::model::jinja {
 namespace {
 
@@ -13,10 +15,16 @@ constexpr char32_t kReplacement = 0xFFFD;
 
 utf8proc_category_t Category(char32_t c) { return utf8proc_category(static_cast<utf8proc_int32_t>(c)); }
 
-std::string MapCase(std::string_view bytes, utf8proc_int32_t (*map)(utf8proc_int32_t)) {
+// map_ascii does what `map` does, for the ASCII characters that most texts have.
+std::string MapCase(std::string_view bytes, utf8proc_int32_t (*map)(utf8proc_int32_t),
+                    char (*map_ascii)(unsigned char)) {
   std::string out;
   out.reserve(bytes.size());
   for (size_t at = 0; at < bytes.size();) {
+    if (absl::ascii_isascii(static_cast<unsigned char>(bytes[at]))) {
+      out.push_back(map_ascii(static_cast<unsigned char>(bytes[at++])));
+      continue;
+    }
     const char32_t c = DecodeAt(bytes, at);
     AppendUtf8(static_cast<char32_t>(map(static_cast<utf8proc_int32_t>(c))), out);
   }
@@ -153,7 +161,7 @@ bool IsPrintable(char32_t c) {
   }
 }
 
-std::string ToUpper(std::string_view bytes) { return MapCase(bytes, utf8proc_toupper); }
-std::string ToLower(std::string_view bytes) { return MapCase(bytes, utf8proc_tolower); }
+std::string ToUpper(std::string_view bytes) { return MapCase(bytes, utf8proc_toupper, absl::ascii_toupper); }
+std::string ToLower(std::string_view bytes) { return MapCase(bytes, utf8proc_tolower, absl::ascii_tolower); }
 
 }  // namespace dovetail::model::jinja

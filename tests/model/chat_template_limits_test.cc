@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <ctime>
+#include <limits>
 #include <thread>
 
 #include "model/chat_template/chat_template.h"
@@ -13,21 +15,30 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A refusal takes some hundredths of a second, and a second where a sanitizer makes it slower. What these templates ask
-// for takes minutes, or all memory.
-constexpr double kAtOnceSeconds = 5;
+#if defined(__SANITIZE_ADDRESS__) || defined(DOVETAIL_TSAN)
+constexpr double kSlowBuild = 20;
+#else
+constexpr double kSlowBuild = 1;
+#endif
 
-double CpuSeconds() {
+double CpuMs() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
 }
 
 absl::Status Refusal(const std::string& source, const RenderInputs& inputs = {}, const TemplateLimits& limits = {}) {
-  const double before = CpuSeconds();
-  const auto parsed = ChatTemplate::Parse(source, limits);
-  const absl::Status status = parsed.ok() ? parsed->Render(inputs).status() : parsed.status();
-  EXPECT_LT(CpuSeconds() - before, kAtOnceSeconds) << source.substr(0, 200);
+  constexpr int kTries = 5;  // a machine may be slow for a moment, even in processor time
+  constexpr double kLimitMs = 100 * kSlowBuild;
+  absl::Status status;
+  double fastest_ms = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kTries && fastest_ms >= kLimitMs; ++i) {
+    const double before = CpuMs();
+    const auto parsed = ChatTemplate::Parse(source, limits);
+    status = parsed.ok() ? parsed->Render(inputs).status() : parsed.status();
+    fastest_ms = std::min(fastest_ms, CpuMs() - before);
+  }
+  EXPECT_LT(fastest_ms, kLimitMs) << source.substr(0, 200);
   return status;
 }
 
@@ -44,7 +55,7 @@ TEST(TemplateLimits, LoopsWithinLoopsRunOutOfStepsAndTheErrorNamesTheLine) {
               HasSubstr("chat template line 3: the template ran for more than its 10200 steps"));
 }
 
-TEST(TemplateLimits, EveryEvilTemplateIsRefusedAtOnce) {
+TEST(TemplateLimits, EveryEvilTemplateIsRefusedWithinATenthOfASecond) {
   const std::string nested_list =
       "{% set ns = namespace(x=[]) %}{% for i in range(900) %}{% set ns.x = [ns.x] %}{% endfor %}";
   const std::string doubling =
