@@ -123,14 +123,14 @@ TEST(NodeLoop, TellsOnceOfATurnThatHasEnded) {
   StarvedConnector connector;
   std::atomic<bool> ended{false};
   NodeLoop loop(connector);
-  loop.Post([] { absl::SleepFor(absl::Milliseconds(200)); });
+  loop.Post([] { absl::SleepFor(absl::Milliseconds(30)); });
   loop.Post([&] { ended = true; });
   connector.GiveTime(1);
   while (!ended) {
   }
   connector.AwaitSleep();
-  EXPECT_GE(loop.TakeBusiest(), absl::Milliseconds(200));
-  EXPECT_LT(loop.TakeBusiest(), absl::Milliseconds(200)) << "it was told already, and the sleep lasts half a second";
+  EXPECT_GE(loop.TakeBusiest(), absl::Milliseconds(30));
+  EXPECT_LT(loop.TakeBusiest(), absl::Milliseconds(30)) << "it was told already, and the sleep lasts half a second";
   connector.GiveTime(1 << 20);
 }
 
