@@ -221,9 +221,13 @@ class UpStartsAgain(unittest.TestCase):
         with Up("--attention-workers", "2", "--log-level", "warning") as up:
             expected = text_of(up.url)
             up.drain("attention-2")
-            time.sleep(2)  # another one would have been started at once
-            self.assertIsNone(up.pid_of("attention-2"))
             self.assertEqual(text_of(up.url), expected)
+            # One that ends later is started again by now, and so would be the one that was drained.
+            pid = up.pid_of("attention-1")
+            os.kill(pid, signal.SIGKILL)
+            up.wait_for("attention-1 was killed by signal 9; starting another")
+            up.wait_for_another("attention-1", pid)
+            self.assertIsNone(up.pid_of("attention-2"))
             self.assertEqual(up.stop(), 0, "\n".join(up.lines[-30:]))
             self.assertFalse([line for line in up.lines if "] I 20" in line])
 
