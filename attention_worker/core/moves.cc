@@ -50,8 +50,8 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   actions.push_back(PrepareStep{MicroBatchId(header.micro_batch), from});
   if (batch.phase != Phase::kIdle) return;
   sequence->NoteArrival();
-  actions.push_back(  // for no op will be answered
-
+  // No op will be answered.
+  actions.push_back(
       SendFrame{from, FrameType::kPartial, batch.step, MicroBatchId(header.micro_batch), {}, options_.epoch});
 }
 

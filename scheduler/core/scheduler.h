@@ -35,8 +35,8 @@ struct SchedulerOptions {
   // How long a compute worker may take for a step besides what its tokens need (step_patience.h); then it is dismissed.
   absl::Duration step_timeout = absl::InfiniteDuration();
   bool enable_prefix_caching = true;
-  bool spill_prefixes =
-      true;  // with PlacementPolicy::kTiers: what ended is cached by a slower tier, too (cache_spill.h)
+  // With PlacementPolicy::kTiers: what ended is cached by a slower tier, too (cache_spill.h).
+  bool spill_prefixes = true;
   bool enable_chunked_prefill = true;
   // How long running streams may wait for a token because of prompts (chunk_budget.h); only with chunked prefill.
   ItlBudget prefill_itl_budget;

@@ -113,8 +113,8 @@ struct Sequence {
   absl::Time not_before = absl::InfinitePast();
 
   Move move;  // while kMoving
-  std::optional<WorkerId>
-      fetched_to;  // while kOpening elsewhere: it moves there before its first step (prefix_fetch.h)
+  // While kOpening on a slower tier: it moves there before its first step (prefix_fetch.h).
+  std::optional<WorkerId> fetched_to;
 
   Refusals refusals;  // by all workers so far
 

@@ -24,6 +24,8 @@
 namespace dovetail::test {
 namespace {
 
+const transport::Faults kFaults{.duplicate = 0.1, .echo = 0.2, .delay = 0.03, .delay_max = absl::Milliseconds(2)};
+
 struct Kind {
   const char* name;
   std::string (*hybrid)();  // null: softmax attention only, with and without a window
@@ -52,12 +54,19 @@ class FaultyNodes : public testing::TestWithParam<Kind> {
     return at->second;
   }
 
+  // That a sequence of so many tokens takes on one worker.
+  uint64_t BlocksFor(Position tokens) const {
+    scheduler::KvBudget budget(model_.table, /*max_chunk=*/64);
+    budget.Join(WorkerId(0), Epoch(1), 1);
+    const auto whole = proto::WholePlacement(model_.table, WorkerId(0), Epoch(1));
+    return scheduler::TotalBlocks(budget.CostOf(whole, {.end = tokens}));
+  }
+
   NodeModel model_;
   std::map<std::pair<std::vector<TokenId>, int>, Stream> alone_;  // by prompt and max_tokens
 };
 
 TEST_P(FaultyNodes, NoStreamChangesByABit) {
-  const transport::Faults faults{.duplicate = 0.1, .echo = 0.2, .delay = 0.03, .delay_max = absl::Milliseconds(2)};
   uint64_t moves = 0, hits = 0;
   int64_t repeated = 0;
   const char* given = std::getenv("DOVETAIL_SEED");
@@ -66,7 +75,7 @@ TEST_P(FaultyNodes, NoStreamChangesByABit) {
   for (uint64_t seed = first; seed <= last; ++seed) {
     SCOPED_TRACE(absl::StrCat("DOVETAIL_SEED=", seed));
     const auto placement = seed % 2 == 0 ? scheduler::PlacementPolicy::kRequest : scheduler::PlacementPolicy::kMixed;
-    NodeCluster cluster(model_, {.workers = 3, .placement = placement, .faults = faults, .seed = seed});
+    NodeCluster cluster(model_, {.workers = 3, .placement = placement, .faults = kFaults, .seed = seed});
     std::map<uint64_t, requests::GenerationRequest> requests;
     const auto submit = [&](int prompt, int max_tokens, int salt) {
       const auto request = NodeRequest(prompt, max_tokens, salt);
@@ -106,18 +115,14 @@ TEST_P(FaultyNodes, NoStreamChangesByABit) {
 
 // The fast worker holds the longest sequence and no more; four that grow on it do not all stay.
 TEST_P(FaultyNodes, NoStreamThatMovesBetweenTiersChangesByABit) {
-  const transport::Faults faults{.duplicate = 0.1, .echo = 0.2, .delay = 0.03, .delay_max = absl::Milliseconds(2)};
-  scheduler::KvBudget budget(model_.table, /*max_chunk=*/64);
-  budget.Join(WorkerId(0), Epoch(1), 1);
-  const auto whole = proto::WholePlacement(model_.table, WorkerId(0), Epoch(1));
-  const uint64_t fast = scheduler::TotalBlocks(budget.CostOf(whole, {.end = 512}));
+  const uint64_t fast = BlocksFor(512);
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     SCOPED_TRACE(seed);
     NodeCluster cluster(model_, {.workers = 2,
                                  .kv_blocks = {fast},
                                  .rates = {40},
                                  .placement = scheduler::PlacementPolicy::kTiers,
-                                 .faults = faults,
+                                 .faults = kFaults,
                                  .seed = seed});
     std::map<uint64_t, requests::GenerationRequest> requests;
     for (int i = 0; i < 4; ++i) {
@@ -135,16 +140,12 @@ TEST_P(FaultyNodes, NoStreamThatMovesBetweenTiersChangesByABit) {
 
 // Three conversations in turns, of which the fast worker's prefix cache holds not much more than one.
 TEST_P(FaultyNodes, NoConversationChangesByABitWhosePrefixComesUpFromASlowTier) {
-  const transport::Faults faults{.duplicate = 0.1, .echo = 0.2, .delay = 0.03, .delay_max = absl::Milliseconds(2)};
-  scheduler::KvBudget budget(model_.table, /*max_chunk=*/64);
-  budget.Join(WorkerId(0), Epoch(1), 1);
-  const auto whole = proto::WholePlacement(model_.table, WorkerId(0), Epoch(1));
-  const uint64_t fast = scheduler::TotalBlocks(budget.CostOf(whole, {.end = 448}));
+  const uint64_t fast = BlocksFor(448);
   NodeCluster cluster(model_, {.workers = 2,
                                .kv_blocks = {fast},
                                .rates = {40},
                                .placement = scheduler::PlacementPolicy::kTiers,
-                               .faults = faults});
+                               .faults = kFaults});
   std::map<int, requests::GenerationRequest> conversations;
   for (int i = 0; i < 3; ++i) conversations[i] = NodeRequest(200 + 10 * i, 30, i);
   for (int turn = 0; turn < 3; ++turn) {
