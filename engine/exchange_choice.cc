@@ -7,30 +7,29 @@
 
 namespace dovetail::engine {
 
-absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std::string& role,
-                                              kernels::Device& device) {
-  ExchangeChoice choice;
+absl::StatusOr<exchange::GpuExchangeMeans> ChooseExchange(const std::string& how, const std::string& role,
+                                                          kernels::Device& device) {
+  exchange::GpuExchangeMeans means;
   kernels::cuda::CudaDevice* const gpu = AsGpu(device);
   if (gpu == nullptr && how == "device")
     return FailedPrecondition("--exchange device: ", device.name(), " is no GPU; use auto or host");
-  choice.means.device = gpu;
-  choice.means.on_cpu = gpu == nullptr;
-  choice.means.required = how == "device";
-  if (gpu == nullptr) choice.means.why_not = absl::StrCat(role, " runs on ", device.name());
-  if (gpu != nullptr && how == "host") choice.means.why_not = absl::StrCat(role, " was started with --exchange host");
-  if (!choice.means.why_not.empty()) return choice;
+  means.device = gpu;
+  means.on_cpu = gpu == nullptr;
+  means.required = how == "device";
+  if (gpu == nullptr) means.why_not = absl::StrCat(role, " runs on ", device.name());
+  if (gpu != nullptr && how == "host") means.why_not = absl::StrCat(role, " was started with --exchange host");
+  if (!means.why_not.empty()) return means;
   DT_RETURN_IF_ERROR(gpu->library().Check(gpu->library()->use_device(gpu->index()), gpu->name()));
   auto links = control::MakeGpuLinks(
       [gpu](void* list, unsigned index) { return kernels::cuda::UcxPeerPointer(*gpu, list, index); });
   if (!links.ok()) {
     if (how == "device") return Annotate(links.status(), "--exchange device");
-    choice.means.why_not = absl::StrCat(role, ": ", links.status().message());
+    means.why_not = absl::StrCat(role, ": ", links.status().message());
     LogInfo("layers are exchanged through the hosts: ", std::string(links.status().message()));
-    return choice;
+    return means;
   }
-  choice.links = *std::move(links);
-  choice.means.links = choice.links.get();
-  return choice;
+  means.links = *std::move(links);
+  return means;
 }
 
 }  // namespace dovetail::engine

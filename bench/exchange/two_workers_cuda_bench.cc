@@ -72,14 +72,14 @@ struct Process {
   }
   exchange::GpuExchangeMeans& means() {
     means_.device = device.get();
-    means_.links = links.get();
+    means_.links = links;
     means_.on_cpu = false;
     return means_;
   }
 
   TwoProcesses& two;
   std::unique_ptr<kernels::cuda::CudaDevice> device;
-  std::unique_ptr<transport::DeviceLinks> links;
+  std::shared_ptr<transport::DeviceLinks> links;
   proto::AttentionTable table;
   std::unique_ptr<model::LoadedModel> loaded;
   std::unique_ptr<compute::CudaModel> weights;

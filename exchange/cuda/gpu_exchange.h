@@ -28,13 +28,14 @@ class ExchangeMemory {
   std::vector<std::unique_ptr<kernels::Buffer>> unused_;
 };
 
-// What a worker makes exchanges with. All outlive them. Copies share their memory: one of these a process and GPU.
+// What a worker makes exchanges with. The device outlives them. Copies share links and memory: one of these a process
+// and GPU.
 struct GpuExchangeMeans {
   kernels::cuda::CudaDevice* device = nullptr;
-  transport::DeviceLinks* links = nullptr;  // null: layers are exchanged through the hosts
-  std::string why_not;                      // one line, without links
-  bool required = false;                    // with peers that have a GPU nothing else will do
-  bool on_cpu = true;                       // there is no GPU to speak of
+  std::shared_ptr<transport::DeviceLinks> links;  // null: layers are exchanged through the hosts
+  std::string why_not;                            // one line, without links
+  bool required = false;                          // with peers that have a GPU nothing else will do
+  bool on_cpu = true;                             // there is no GPU to speak of
   std::shared_ptr<ExchangeMemory> memory = std::make_shared<ExchangeMemory>();
   explicit operator bool() const { return device != nullptr && links != nullptr; }
 };

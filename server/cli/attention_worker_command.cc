@@ -30,7 +30,7 @@ absl::Status CheckFlags(const AttentionWorkerFlags& flags) {
 // What a worker has before it has a name and KV: a spare waits with this.
 struct Prepared {
   std::unique_ptr<kernels::Device> device;
-  engine::ExchangeChoice exchange;
+  exchange::GpuExchangeMeans exchange;
   control::WorkerMainOptions options;
   control::WorkerMain::ConnectorFactory connectors;
 };
@@ -63,7 +63,7 @@ absl::Status ServeAttention(const AttentionWorkerFlags& flags, Prepared worker, 
   role.storage = KvStorageOf(flags.kv_cache_dtype);
   role.digests = DigestsOf(flags.kv_checksums);
   role.trace_file = flags.trace_file;
-  role.exchange = worker.exchange.means;
+  role.exchange = worker.exchange;
   DT_ASSIGN_OR_RETURN(role.kv_bytes, KvBytesOf(flags.kv, device, flags.numa_node));
   options.name = flags.name.empty() ? DefaultName("attention") : flags.name;
   DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-attention-worker", options.name));

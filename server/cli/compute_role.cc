@@ -68,9 +68,8 @@ absl::StatusOr<std::unique_ptr<ComputeRole>> PrepareComputeRole(const ComputeWor
   DT_RETURN_IF_ERROR(Introduce(flags, *role));
   DT_ASSIGN_OR_RETURN(role->tuning, TuningOf(flags.engine));
   role->tuning.dense = role->loaded.on_gpu.get();
-  DT_ASSIGN_OR_RETURN(const engine::ExchangeChoice exchange,
+  DT_ASSIGN_OR_RETURN(role->tuning.exchange,
                       engine::ChooseExchange(flags.exchange, "the compute worker", *role->device));
-  role->tuning.exchange = exchange.means;
   role->tuning.names_rank_memory = flags.exchange != "host";
   DT_ASSIGN_OR_RETURN(role->spans, MakeExporter(flags.traces, service, name));
   role->tuning.spans = role->spans.get();

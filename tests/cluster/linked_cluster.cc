@@ -100,7 +100,7 @@ absl::Status LinkedCluster::Build(const std::filesystem::path& path) {
     DT_ASSIGN_OR_RETURN(shared_gpu_, exchange::SharedGpu::Create(*gpu_, NodeId(2), options_.micro_batches));
   } else {
     means_.device = gpu_.get();
-    means_.links = &links_;
+    means_.links = links_;
     means_.on_cpu = false;
   }
   DT_RETURN_IF_ERROR(BuildCompute());
@@ -131,9 +131,8 @@ absl::Status LinkedCluster::AddWorker(int index) {
   Worker& worker = *workers_.back();
   if (!alone()) {
     DT_ASSIGN_OR_RETURN(worker.own_gpu, EmulatedGpu(1 + index));
-    worker.links = std::make_unique<LoopLinks>();
     worker.means.device = worker.own_gpu.get();
-    worker.means.links = worker.links.get();
+    worker.means.links = std::make_shared<LoopLinks>();
     worker.means.on_cpu = false;
   }
   attention::AttentionWorkerOptions options;

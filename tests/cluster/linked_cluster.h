@@ -78,7 +78,6 @@ class LinkedCluster {
   class Port;
   struct Worker {
     std::unique_ptr<kernels::cuda::CudaDevice> own_gpu;  // null: the compute worker's
-    std::unique_ptr<LoopLinks> links;
     exchange::GpuExchangeMeans means;
     SeamMonitor monitor{/*on_cpu=*/false};  // of nothing but its backend
     bool fail_next = false;
@@ -98,7 +97,7 @@ class LinkedCluster {
   std::unique_ptr<model::LoadedModel> model_;
   std::unique_ptr<compute::CudaModel> weights_;
   proto::AttentionTable table_;
-  LoopLinks links_;
+  std::shared_ptr<LoopLinks> links_ = std::make_shared<LoopLinks>();
   exchange::GpuExchangeMeans means_;
   std::unique_ptr<exchange::SharedGpu> shared_gpu_;
   transport::InprocFabric fabric_;

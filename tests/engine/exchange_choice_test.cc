@@ -15,10 +15,10 @@ TEST(ChooseExchange, OnACpuLayersGoThroughTheHosts) {
   for (const char* how : {"auto", "host"}) {
     const auto choice = ChooseExchange(how, "the compute worker", *device);
     ASSERT_TRUE(choice.ok());
-    EXPECT_FALSE(choice->means);
-    EXPECT_TRUE(choice->means.on_cpu);
-    EXPECT_FALSE(choice->means.required);
-    EXPECT_THAT(choice->means.why_not, HasSubstr("the compute worker runs on cpu"));
+    EXPECT_FALSE(*choice);
+    EXPECT_TRUE(choice->on_cpu);
+    EXPECT_FALSE(choice->required);
+    EXPECT_THAT(choice->why_not, HasSubstr("the compute worker runs on cpu"));
   }
 }
 

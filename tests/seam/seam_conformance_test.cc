@@ -120,7 +120,7 @@ class Cluster final : public compute::DenseBackendFactory {
     }
     if (how_.way == Way::kBetweenGpus) {
       means_.device = gpu_;
-      means_.links = &links_;
+      means_.links = links_;
       means_.on_cpu = false;
     }
     BuildScheduler();
@@ -254,11 +254,11 @@ class Cluster final : public compute::DenseBackendFactory {
   // A host that ends a step's waits writes so into the memory of both sides.
   void SeeWhichWaitsEnded() {
     using kernels::cuda::ExchangeWords;
-    if (links_.linked.size() < 2) return;
+    if (links_->linked.size() < 2) return;
     const auto stream = *gpu_->WorkerStream();
     for (uint16_t id = 0; id < kMicroBatches; ++id) {
       uint64_t ended = ~uint64_t{0};
-      for (const std::byte* memory : links_.linked) {
+      for (const std::byte* memory : links_->linked) {
         ExchangeWords words;
         DT_CHECK(stream->Copy(&words, memory + id * sizeof(words), sizeof(words)).ok());
         DT_CHECK(stream->SynchronizeStatus().ok());
@@ -288,7 +288,7 @@ class Cluster final : public compute::DenseBackendFactory {
   std::unique_ptr<model::LoadedModel> model_;
   std::unique_ptr<compute::CudaModel> weights_;
   proto::AttentionTable table_;
-  LoopLinks links_;
+  std::shared_ptr<LoopLinks> links_ = std::make_shared<LoopLinks>();
   exchange::GpuExchangeMeans means_;
   transport::InprocFabric fabric_;
   std::unique_ptr<transport::Port> scheduler_port_;
