@@ -450,8 +450,7 @@ int ComputeWorkerNode::Poll() {
   const auto drawn = std::find_if(drawing_.begin(), drawing_.end(), [this](MicroBatchId id) {
     return !core_.running(id) || dense_->Drawn(id);  // its attention worker may be lost meanwhile
   });
-  // Where nothing else is left to do, the device is looked at again at once.
-  if (drawn == drawing_.end()) return core_.only_draws() ? 1 : 0;
+  if (drawn == drawing_.end()) return 1;  // the device is looked at again at once
   const MicroBatchId id = *drawn;
   drawing_.erase(drawn);
   EndDraw(id);

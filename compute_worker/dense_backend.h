@@ -154,8 +154,7 @@ class DenseBackend {
   // teaches the scheduler no rates.
   virtual bool only_enqueues() const { return false; }
 
-  // False: Sample would wait for what another process's GPU sends, and the caller had better look at its frames
-  // meanwhile.
+  // After BeginSample gave true. False: Sample would wait for the device, and the caller looks at its frames meanwhile.
   virtual bool Drawn(MicroBatchId) { return true; }
 
   // Fills result.entries, one per plan entry. Waits for the device. kUnavailable: the step's exchange failed.

@@ -37,11 +37,6 @@ void ComputeWorkerCore::AddAttentionWorker(const AttentionWorkerAddress& address
   workers_.push_back(address);
 }
 
-bool ComputeWorkerCore::only_draws() const {
-  return std::all_of(micro_batches_.begin(), micro_batches_.end(),
-                     [](const MicroBatch& b) { return !b.running || b.drawing; });
-}
-
 bool ComputeWorkerCore::idle() const {
   return std::none_of(micro_batches_.begin(), micro_batches_.end(), [](const MicroBatch& b) { return b.running; });
 }

@@ -423,8 +423,6 @@ class ComputeWorkerCore {
   size_t rank_bytes() const { return inbox_.bytes(); }
   // The step whose draws are tokens of this one: its plan is PlanOf it. Nothing: all tokens are known.
   std::optional<MicroBatchId> DrawnBy(MicroBatchId id) const { return micro_batches_[id.value()].drawn_by; }
-  // Nothing is to be done until a step's tokens have been drawn.
-  bool only_draws() const;
   const PromptScratch& scratch() const { return scratch_; }
   const ComputeWorkerOptions& options() const { return options_; }
   const proto::AttentionTable& table() const { return table_; }

@@ -91,9 +91,7 @@ class CudaCrossing {
   virtual absl::Status BeforeDraws(CudaBatch&) { return absl::OkStatus(); }
   virtual absl::Status Launch(CudaBatch& batch) { return batch.work->Launch(batch.stream()); }
 
-  // The launched step waits for another process.
-  virtual bool WaitsForPeers() const { return false; }
-  // Of such a step that draws nothing: its end is waited for nonetheless, and whether it has come.
+  // Of a step that draws nothing: whether its end is waited for nonetheless, and whether it has come.
   virtual bool WaitsForEnd(MicroBatchId) const { return false; }
   virtual bool Ran(MicroBatchId) const { return true; }
   // Once the step has run: how it ended. `drawn`: what became of its draws, which mean nothing if a peer did not

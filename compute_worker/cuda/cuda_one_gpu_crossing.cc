@@ -11,6 +11,9 @@ absl::Status CudaOneGpuCrossing::Use(const exchange::Seam&, CudaBatch& batch) {
 absl::Status CudaOneGpuCrossing::Begin(const ComputeWorkerCore&, CudaBatch& batch) {
   DT_RETURN_IF_ERROR(batch.BeginWork());
   Step& step = steps_[batch.id.value()];
+  if (step.ended.handle() == nullptr) {
+    DT_ASSIGN_OR_RETURN(step.ended, batch.stream().device().CreateEvent());
+  }
   step.timed = batch.work->immediate();
   if (!step.timed) return absl::OkStatus();
   if (step.times == nullptr) {
@@ -40,6 +43,16 @@ absl::StatusOr<const void*> CudaOneGpuCrossing::Arrive(int op, const std::vector
 absl::Status CudaOneGpuCrossing::BeforeDraws(CudaBatch& batch) {
   const Step& step = steps_[batch.id.value()];
   return step.timed ? step.times->End(batch.stream()) : absl::OkStatus();
+}
+
+absl::Status CudaOneGpuCrossing::Launch(CudaBatch& batch) {
+  DT_RETURN_IF_ERROR(CudaCrossing::Launch(batch));
+  return batch.stream().Record(steps_[batch.id.value()].ended);
+}
+
+bool CudaOneGpuCrossing::Ran(MicroBatchId id) const {
+  const absl::StatusOr<bool> ran = steps_[id.value()].ended.Done();
+  return !ran.ok() || *ran;  // what is wrong is for Sample to say
 }
 
 // The attention worker attended: for the compute worker that was waiting, but for linear layers, whose time goes with

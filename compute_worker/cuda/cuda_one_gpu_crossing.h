@@ -35,11 +35,15 @@ class CudaOneGpuCrossing final : public CudaCrossing {
   absl::StatusOr<const void*> Arrive(int op, const std::vector<WorkerPart>&, const void* arriving,
                                      CudaBatch& batch) override;
   absl::Status BeforeDraws(CudaBatch& batch) override;
+  absl::Status Launch(CudaBatch& batch) override;
+  bool WaitsForEnd(MicroBatchId) const override { return true; }
+  bool Ran(MicroBatchId id) const override;
   std::optional<DenseBackend::GpuTimes> TimesOf(MicroBatchId id) const override;
 
  private:
   struct Step {
     std::unique_ptr<PromptStepTimes> times;
+    kernels::cuda::CudaEvent ended;
     bool timed = false;  // the step at hand
   };
   const proto::AttentionTable& table_;

@@ -53,7 +53,6 @@ class CudaPeerCrossing final : public CudaCrossing {
                                      CudaBatch& batch) override;
   absl::Status BeforeDraws(CudaBatch& batch) override;
   absl::Status Launch(CudaBatch& batch) override;
-  bool WaitsForPeers() const override { return true; }
   bool WaitsForEnd(MicroBatchId id) const override { return steps_[id.value()].attends; }
   bool Ran(MicroBatchId id) const override { return !steps_[id.value()].attends || prompts_->Ran(id); }
   absl::Status Ended(MicroBatchId id, StepId step, const absl::Status& drawn) override;

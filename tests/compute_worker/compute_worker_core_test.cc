@@ -343,7 +343,6 @@ TEST_F(DrawnBeforeTest, AStepWaitsUntilTheOneBeforeDrawsOnTheDevice) {
   EXPECT_THAT(PlanFollower(), IsEmpty());
   EXPECT_THAT(Feed(SampleBegun{MicroBatchId(0)}), ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
   EXPECT_EQ(core_.DrawnBy(MicroBatchId(1)), MicroBatchId(0));
-  EXPECT_FALSE(core_.only_draws());
   EXPECT_THAT(SampledToken(42), ElementsAre("finish"));
   EXPECT_TRUE(core_.running(MicroBatchId(1)));
 }
@@ -413,7 +412,6 @@ TEST_F(DrawnBeforeTest, AStepThatFailsBeforeTheOneWhoseDrawsItTakesIsAnsweredFor
 TEST_F(DrawnBeforeTest, ATokenThatNobodyDrawsIsRefused) {
   RunToSample();
   EXPECT_THAT(Feed(SampleBegun{MicroBatchId(0)}), IsEmpty());
-  EXPECT_TRUE(core_.only_draws());
   EXPECT_THAT(PlanFollower(5), ElementsAre("failed: sequence 1: the step before draws no token at 5"));
   EXPECT_TRUE(core_.running(MicroBatchId(0)));
 }

@@ -1,7 +1,8 @@
 // The part of the CUDA runtime that the backend uses: one GPU, or as many as DOVETAIL_EMULATED_GPUS says, whose memory
 // is the host's and whose work is done when a call returns. Device memory ends at a guard page and begins as NaNs.
 // Pieces of at least 2 MiB may be opened by other processes, also when this one has ended. LoseEmulatedGpu(index): from
-// then on calls fail for that GPU, as after a fault.
+// then on calls fail for that GPU, as after a fault. HoldEmulatedGpu(index): until another one is held, or none (-1),
+// what that GPU is given from here on has not been done.
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -19,6 +20,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -57,7 +59,7 @@ size_t BytesAt(void* memory, const Mapping& mapping) {
 size_t used = 0;
 
 thread_local int current = 0;
-std::atomic<int> lost = -1;
+std::atomic<int> lost = -1, held = -1, holds = 0;
 bool IsLost(cudaStream_t stream) { return *reinterpret_cast<const int*>(stream) == lost; }  // a stream has its GPU
 
 using Graph = std::vector<std::function<void()>>;
@@ -68,6 +70,7 @@ using Clock = std::chrono::steady_clock;
 struct Event {
   Clock::time_point at;
   Graph* graph = nullptr;  // whose recording it was part of
+  int hold = 0;            // the number of the one during which it was recorded; 0: none
 };
 Event& EventOf(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
 Graph* GraphOf(cudaStream_t stream) {
@@ -102,6 +105,10 @@ cudaError_t cudaSetDevice(int device) {
   return current = device, cudaSuccess;
 }
 __attribute__((visibility("default"))) void LoseEmulatedGpu(int device) { lost = device; }
+__attribute__((visibility("default"))) void HoldEmulatedGpu(int device) {
+  held = device;
+  ++holds;
+}
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 0, cudaSuccess; }
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaErrorInvalidDevice; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -250,7 +257,8 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete &EventOf(event), cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  EventOf(event) = {Clock::now(), GraphOf(stream)};
+  const bool of_held = *reinterpret_cast<const int*>(stream) == held;
+  EventOf(event) = {Clock::now(), GraphOf(stream), of_held ? holds.load() : 0};
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
@@ -259,8 +267,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     recorded[stream] = graph;
   return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return EventOf(event).hold > 0 && EventOf(event).hold == holds ? cudaErrorNotReady : cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  while (cudaEventQuery(event) == cudaErrorNotReady) std::this_thread::yield();
+  return cudaSuccess;
+}
 cudaError_t cudaEventElapsedTime(float* out, cudaEvent_t from, cudaEvent_t to) {
   *out = std::chrono::duration<float, std::milli>(EventOf(to).at - EventOf(from).at).count();
   return cudaSuccess;
