@@ -61,7 +61,8 @@ double ChunkRoom::ShareOf(std::span<const WorkerId> workers) const {
     ForEachMember(worker, [&](Sequence& sequence, int) {
       if (!IsPrompt(sequence)) return;
       const double left_s =
-          pool_.planner().SecondsAlone(worker, sequence.ctx_len + sequence.flying, sequence.prefill_end());
+          pool_.planner().SecondsAlone(worker, sequence.ctx_len + sequence.flying, sequence.prefill_end(),
+                                       /*in_pair=*/sequence.pair == worker);
       if (left_s <= 0) return;
       if (sequence.prefill_due == absl::InfiniteFuture())
         sequence.prefill_due = turn_.now() + absl::Seconds(kPromptSlowdown * left_s);

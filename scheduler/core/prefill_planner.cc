@@ -100,7 +100,7 @@ std::vector<proto::PrefillWay> PrefillPlanner::Ways(std::span<const FreeRank> ra
   return ways;
 }
 
-std::optional<ComputeRates> PrefillPlanner::RatesOf(WorkerId worker) const {
+std::optional<ComputeRates> PrefillPlanner::RatesOf(WorkerId worker, bool in_pair) const {
   const auto known = compute_.find(worker);
   ComputeRates rates = compute_rates();  // what is not known of it is as of the others
   if (known != compute_.end() && learnt_ - known->second.learnt < kRatesLast) {
@@ -108,7 +108,7 @@ std::optional<ComputeRates> PrefillPlanner::RatesOf(WorkerId worker) const {
     if (const auto flop = known->second.flop.now()) rates.flop_s = flop;
     if (!rates.flop_s && known->second.scratch_blocks == 0) rates.flop_s = 0;  // attention workers attend all
   }
-  if (FlopsOfPair(table_) == 0 && !rates.flop_s) rates.flop_s = 0;
+  if ((in_pair || FlopsOfPair(table_) == 0) && !rates.flop_s) rates.flop_s = 0;
   if (!rates.token_s || !rates.flop_s) return std::nullopt;
   return rates;
 }
@@ -186,6 +186,7 @@ PromptStep PrefillPlanner::StepOf(const PromptToPlan& prompt, const FreeRank& ra
 
 HeldTokens PrefillPlanner::HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                                      proto::PrefixExchange exchange) const {
+  if (prompt.pair == rank.worker) return {};
   // These drop what they had, and keep nothing.
   if (exchange == proto::PrefixExchange::kSwitch || exchange == proto::PrefixExchange::kPassQ) return {};
   return WorkOf(table_, StepOf(prompt, rank, tokens, exchange)).held;
@@ -391,15 +392,18 @@ PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const
 }
 
 PrefillForecast PrefillPlanner::ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const {
-  const std::vector<proto::PrefillWay> ways = Ways({&rank, 1});
+  const bool in_pair = prompt.pair == rank.worker;
+  std::vector<proto::PrefillWay> ways = Ways({&rank, 1});
+  if (in_pair) ways = {{proto::PrefixExchange::kAsk, proto::LinearExchange::kStates}};
   PrefillForecast forecast{.ranks = 1, .tokens = tokens, .exchange = ways[0].softmax};
-  const auto rates = RatesOf(rank.worker);
+  const auto rates = RatesOf(rank.worker, in_pair);
   if (!rates) return forecast;
   const PlaneRates plane = RatesOf(prompt.attention_workers);
   for (const proto::PrefillWay& by : ways) {
     const proto::PrefixExchange exchange = by.softmax;
-    const StepWork work =
-        WorkOf(table_, StepOf(prompt, rank, {prompt.ctx_len, prompt.ctx_len, prompt.ctx_len + tokens}, exchange));
+    PromptStep one = StepOf(prompt, rank, {prompt.ctx_len, prompt.ctx_len, prompt.ctx_len + tokens}, exchange);
+    if (in_pair) one.scratch_blocks = 0;
+    const StepWork work = WorkOf(table_, one);
     if (exchange != ways[0].softmax && work.exchange != exchange) continue;  // nothing is missing, or there is no room
     const Prediction step = Predict({&work, 1}, {&*rates, 1}, plane);
     const double seconds = step.seconds * CorrectionOf({1, by});
@@ -415,12 +419,12 @@ PrefillForecast PrefillPlanner::ChooseExchange(const PromptToPlan& prompt, const
   return forecast;
 }
 
-double PrefillPlanner::SecondsAlone(WorkerId worker, Position begin, Position end) const {
-  const auto rates = RatesOf(worker);
+double PrefillPlanner::SecondsAlone(WorkerId worker, Position begin, Position end, bool in_pair) const {
+  const auto rates = RatesOf(worker, in_pair);
   if (!rates || begin >= end) return 0;
   const double seen = static_cast<double>(begin + end) / 2;
   const auto known = compute_.find(worker);
-  const bool elsewhere = known != compute_.end() && known->second.scratch_blocks == 0;
+  const bool elsewhere = in_pair || (known != compute_.end() && known->second.scratch_blocks == 0);
   const double token_s = elsewhere ? SecondsOfToken(*rates, plane_rates(), proto::PrefixExchange::kAsk, seen)
                                    : SecondsOfToken(*rates, {}, proto::PrefixExchange::kGather, seen);
   return static_cast<double>(end - begin) * token_s;

@@ -39,6 +39,8 @@ struct PromptToPlan {
   std::span<const WorkerId> attention_workers;  // where it lies
   Position divided = 0;  // tokens that were to be computed when its first group began; 0: it had none
   int most_tokens = 0;   // of a rank in a step, if that is less than max_step_tokens; 0: it is not
+  // The compute worker in whose pair it lies whole. Steps there, of no group, are attended where it lies.
+  std::optional<WorkerId> pair = std::nullopt;
 };
 
 // A compute worker that is free, and what it has of the prompt.
@@ -89,8 +91,8 @@ class PrefillPlanner {
   PrefillForecast ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const;
 
   // Seconds that the compute worker needs for tokens [begin, end) of a prompt if it does nothing else and has the
-  // tokens before them; 0: its rates are not known.
-  double SecondsAlone(WorkerId worker, Position begin, Position end) const;
+  // tokens before them; 0: its rates are not known. `in_pair`: the prompt lies in its pair.
+  double SecondsAlone(WorkerId worker, Position begin, Position end, bool in_pair) const;
 
   // What a compute worker has of a prompt after such a step.
   HeldTokens HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
@@ -149,7 +151,7 @@ class PrefillPlanner {
 
   std::vector<proto::PrefillWay> Ways(std::span<const FreeRank> ranks) const;
   bool MayGive(std::span<const FreeRank> ranks, bool Compute::*what) const;
-  std::optional<ComputeRates> RatesOf(WorkerId worker) const;
+  std::optional<ComputeRates> RatesOf(WorkerId worker, bool in_pair = false) const;
   PlaneRates RatesOf(std::span<const WorkerId> attention_workers) const;
   std::optional<double> LinkRateOf(std::span<const FreeRank> before, WorkerId rank) const;
   double CorrectionOf(const Way& way) const;

@@ -21,13 +21,15 @@ std::optional<int> PrefixFetch::HolderFor(const Sequence& sequence, int taker) c
     if (!holder || hits(worker) > hits(*holder)) holder = worker;
   }
   if (!holder || hits(*holder) < hits(taker) + kLeastTokensFetched) return std::nullopt;
-  return IsFaster(hits(taker), hits(*holder)) ? holder : std::nullopt;
+  return IsFaster(taker, hits(taker), hits(*holder)) ? holder : std::nullopt;
 }
 
-bool PrefixFetch::IsFaster(Position begin, Position end) const {
+bool PrefixFetch::IsFaster(int taker, Position begin, Position end) const {
   const std::optional<double> move_s = moves_.SecondsPerToken();
   if (!move_s || pool_.empty()) return true;
-  const double compute_s = pool_.planner().SecondsAlone(pool_.workers().front(), begin, end);
+  const std::optional<WorkerId> pair = budget().workers()[static_cast<size_t>(taker)].pair;
+  const double compute_s =
+      pool_.planner().SecondsAlone(pair.value_or(pool_.workers().front()), begin, end, pair.has_value());
   return compute_s == 0 || *move_s * static_cast<double>(end - begin) < compute_s;
 }
 

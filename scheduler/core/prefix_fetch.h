@@ -31,7 +31,7 @@ class PrefixFetch {
 
  private:
   std::optional<int> HolderFor(const Sequence& sequence, int taker) const;
-  bool IsFaster(Position begin, Position end) const;
+  bool IsFaster(int taker, Position begin, Position end) const;
   const KvBudget& budget() const { return accounts_.budget(); }
 
   const SchedulerOptions& options_;

@@ -193,7 +193,8 @@ void StepPlanner::WriteEntries(MicroBatch& flight, proto::StepPlan& plan) {
 PrefillForecast StepPlanner::Predicted(const Sequence& sequence, Position ctx_len, WorkerId compute_worker,
                                        int tokens) const {
   const auto attention_workers = AttentionWorkersOf(sequence.placement);
-  const PromptToPlan prompt{ctx_len, sequence.prefill_end(), attention_workers};
+  PromptToPlan prompt{ctx_len, sequence.prefill_end(), attention_workers};
+  prompt.pair = sequence.pair;
   return pool_.planner().ChooseExchange(prompt, {compute_worker, sequence.KeptBy(compute_worker)}, tokens);
 }
 
@@ -201,7 +202,8 @@ PrefillForecast StepPlanner::Predicted(const Sequence& sequence, Position ctx_le
 PrefillForecast StepPlanner::ForecastOf(Sequence& sequence, Position ctx_len, WorkerId compute_worker) const {
   if (sequence.planned < kLeastPlannedPrompt) return {};
   const auto attention_workers = AttentionWorkersOf(sequence.placement);
-  const PromptToPlan prompt{ctx_len, sequence.prefill_end(), attention_workers};
+  PromptToPlan prompt{ctx_len, sequence.prefill_end(), attention_workers};
+  prompt.pair = sequence.pair;
   const FreeRank rank{compute_worker, sequence.KeptBy(compute_worker)};
   const PrefillForecast forecast = Predicted(sequence, ctx_len, compute_worker, sequence.planned);
   sequence.NoteKept(

@@ -124,10 +124,30 @@ TEST_F(PrefillPlannerTest, OfAWorkerThatAttendsNothingTheRatesOfAttentionWorkers
   result.timings = {.dense_us = 1'000'000, .attention_wait_us = 500'000, .attention_us = 500'000};
   planner.Learn(WorkerId(10), {{kAttention}}, result, /*follows_a_rank=*/false);
   // 4 heads of 2 x (16 + 16), half a microsecond each.
-  EXPECT_DOUBLE_EQ(planner.SecondsAlone(WorkerId(10), 0, 1000), 1 + 1000 * 500 * 256 * 0.5e-6);
+  EXPECT_DOUBLE_EQ(planner.SecondsAlone(WorkerId(10), 0, 1000, /*in_pair=*/false), 1 + 1000 * 500 * 256 * 0.5e-6);
   const PrefillForecast forecast = planner.ChooseExchange(Prompt(100, 900), Free(1)[0], 100);
   EXPECT_DOUBLE_EQ(forecast.predicted_s, 0.1 + (901 + 1000) * 50 * 256 * 0.5e-6);
   EXPECT_EQ(forecast.bound, PrefillBound::kPlane);
+}
+
+// The compute worker has memory to attend prompts of other attention workers, but never did.
+TEST_F(PrefillPlannerTest, APromptThatLiesInAPairIsAttendedThere) {
+  PrefillPlanner planner(table_, options_);
+  proto::StepResult result;
+  result.work = {.tokens = 1000, .step_tokens = 1000, .asked_flops = 1e6, .scratch_blocks = 10000};
+  result.timings = {.dense_us = 1'000'000, .attention_wait_us = 500'000, .attention_us = 500'000};
+  planner.Learn(WorkerId(10), {{kAttention}}, result, /*follows_a_rank=*/false);
+  EXPECT_EQ(planner.SecondsAlone(WorkerId(10), 0, 1000, /*in_pair=*/false), 0) << "not known";
+  EXPECT_DOUBLE_EQ(planner.SecondsAlone(WorkerId(10), 0, 1000, /*in_pair=*/true), 1 + 1000 * 500 * 256 * 0.5e-6);
+  PromptToPlan prompt = Prompt(100, 900);
+  EXPECT_EQ(planner.ChooseExchange(prompt, Free(1)[0], 100).predicted_s, 0);
+  prompt.pair = WorkerId(11);
+  EXPECT_EQ(planner.ChooseExchange(prompt, Free(1)[0], 100).predicted_s, 0) << "another worker's";
+  prompt.pair = WorkerId(10);
+  const PrefillForecast forecast = planner.ChooseExchange(prompt, Free(1)[0], 100);
+  EXPECT_DOUBLE_EQ(forecast.predicted_s, 0.1 + (901 + 1000) * 50 * 256 * 0.5e-6);
+  EXPECT_EQ(forecast.exchange, PrefixExchange::kAsk);
+  EXPECT_EQ(planner.HeldAfter(prompt, Free(1)[0], {900, 900, 1000}, forecast.exchange), HeldTokens());
 }
 
 TEST_F(PrefillPlannerTest, RanksGoWhereTheyMakeItFaster) {
