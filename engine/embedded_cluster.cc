@@ -152,9 +152,6 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   if (!options_.attention_places.empty())
     options_.attention_workers = static_cast<int>(options_.attention_places.size());
   for (int i = 0; i < options_.compute_workers; ++i) pairs_.push_back(PairOf(i, device));
-  // Not shown to be right on GPUs (ADR 87).
-  const bool any_pair = std::any_of(pairs_.begin(), pairs_.end(), [](int pair) { return pair >= 0; });
-  if (any_pair && options_.compute_workers > 1) options_.scheduler.prefill_ranks = 1;
   const bool only_pairs = options_.attention_workers == options_.compute_workers &&
                           std::find(pairs_.begin(), pairs_.end(), -1) == pairs_.end();
   if (only_pairs && !IsCpu(device) && options_.scheduler.micro_batches == 1 && !options_.scheduler.adapt_micro_batches)

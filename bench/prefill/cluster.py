@@ -21,9 +21,10 @@ class Cluster:
                 break
         else:
             raise RuntimeError(f"{' '.join(words)} did not start")
-        for _ in range(600):
+        for _ in range(1200):
             try:
                 self.model = json.load(urllib.request.urlopen(self.url + "/v1/models"))["data"][0]["id"]
+                urllib.request.urlopen(self.url + "/ready").close()
                 break
             except OSError:
                 time.sleep(0.1)

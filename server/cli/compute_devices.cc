@@ -114,12 +114,6 @@ void ChooseExchangeOfGpus(const proto::AttentionTable& table, const RunningEngin
         "GPUs waits for that GPU's kernels (16,384 tokens took 3.4 times as long as on one GPU); "
         "--attention-device cpu, or a GPU of its own, serves long prompts faster");
   flags.prefill_exchange = ExchangeBetweenGpus(flags, table);
-  if (!pairs) return;
-  if (flags.prefill_ranks != "auto" && flags.prefill_ranks != "1")
-    LogWarning("--prefill-ranks ", flags.prefill_ranks,
-               ": GPUs that have attention, too, do not divide a prompt; --attention-device cpu, or a GPU of its own, "
-               "makes them");
-  flags.prefill_ranks = "1";
 }
 
 std::string ExchangeBetweenGpus(const EngineFlags& flags, const proto::AttentionTable& table) {

@@ -30,8 +30,7 @@ absl::Status LoadOnComputeDevices(const EngineFlags& flags, const model::LoadPro
 // --prefill-exchange, of which auto is gather-direct on several GPUs where the model can: from GPU to GPU is faster
 // than by way of attention workers.
 std::string ExchangeBetweenGpus(const EngineFlags& flags, const proto::AttentionTable& table);
-// That, in one process; warns where the KV cache is in its way. Pairs do not divide prompts: it warns where they
-// should.
+// That, in one process; warns where the KV cache is in its way.
 void ChooseExchangeOfGpus(const proto::AttentionTable& table, const RunningEngine& engine, bool pairs,
                           EngineFlags& flags);
 

@@ -109,8 +109,6 @@ absl::StatusOr<bool> ApplyLayout(UpFlags& flags) {
     flags.engine.compute_devices = absl::StrJoin(layout.layers, ",");
     flags.attention_devices = absl::StrJoin(layout.attention, ",");
     flags.engine.attention_workers = std::max<int>(1, static_cast<int>(layout.attention.size()));
-    // Pairs of GPUs do not divide a prompt (ADR 87).
-    if (pairs && flags.engine.prefill_ranks == "auto") flags.engine.prefill_ranks = "1";
   }
   if (pairs && flags.spares > 0)
     return InvalidArgument("--spares: they take the place of attention workers, which pairs have in their own ",

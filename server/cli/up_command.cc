@@ -105,9 +105,9 @@ class Up {
                                                      absl::StrCat("--attention-devices: ", place.device)));
     }
     DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, FirstComputeDevice().starts_with("cuda"),
-                                            /*cache_on_its_gpu=*/pairs_));
+                                            /*cache_on_its_gpu=*/pairs_ && compute_devices_.size() < 2));
     prefill_exchange_ = flags_.engine.prefill_exchange;
-    if (compute_devices_.size() > 1 && !pairs_) prefill_exchange_ = ExchangeBetweenGpus(flags_.engine, table);
+    if (compute_devices_.size() > 1) prefill_exchange_ = ExchangeBetweenGpus(flags_.engine, table);
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes,
                           ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory, "auto"));

@@ -129,11 +129,11 @@ TEST_P(GpuPairWorker, HasTheChoicesOfACpuAndKeepsItsStepsOnTheGpu) {
   StartPair();
   ASSERT_NO_FATAL_FAILURE(Connect());
   ExpectStreamsOfACpu(40);
-  const uint64_t steps = engine_->stats().scheduler.steps;
+  uint64_t steps = 0;
+  while ((steps = engine_->stats().scheduler.steps) <= 40) std::this_thread::yield();  // told once a second
   pair_->Stop();
   thread_.join();
   EXPECT_GE(nodes_->steps_on_gpu(), steps) << "some went through the host";
-  EXPECT_GT(steps, 40u);
 }
 
 TEST_P(GpuPairWorker, ServesAgainAsAnotherIncarnation) {
