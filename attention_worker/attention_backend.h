@@ -44,7 +44,7 @@ class AttentionBackend {
   // same bits. An op that is not at hand any more is left alone.
   virtual void AttendEarlier(MicroBatchId /*micro_batch*/, int /*op*/) {}
   // Returns the payload of kPartial, with its owner; unchanged until the next op of the micro-batch. Where no q was due
-  // it is empty.
+  // it is empty, and the op may still be under way (TakeAppended); `key_value` is not needed any more.
   virtual absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                                std::span<const std::byte> key_value) = 0;
   // The payload of the kEarlierRows of a piece (StepLayout::PieceAt), from the blocks, with its owner; unchanged until
@@ -52,9 +52,15 @@ class AttentionBackend {
   virtual absl::StatusOr<transport::LentBytes> GiveRows(MicroBatchId micro_batch, int op, int piece) = 0;
   // After the last op of a step without frames for its payloads: what was asked for runs (obligation 8).
   virtual absl::Status Launch(MicroBatchId) { return absl::OkStatus(); }
-  // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks, with its owner; unchanged until the
-  // next one of the slot. kResourceExhausted: no memory.
+  // Whether the oldest op of the micro-batch of which AppendAndFinish gave an empty payload, and which was not told of
+  // yet, is done: it may be answered. It is told of then. kInternal: the device is lost.
+  virtual absl::StatusOr<bool> TakeAppended(MicroBatchId) { return true; }
+  // Where the payload of kKeyValue of core.OutgoingMoveOf(slot) comes from the blocks, with its owner; it is there once
+  // TakeGathered has told of it, and unchanged until so many as proto::kMoveOpsAhead of the slot came after it.
+  // kResourceExhausted: no memory.
   virtual absl::StatusOr<transport::LentBytes> Gather(int slot, int op) = 0;
+  // Whether the oldest payload of the slot that was not told of yet is there. kInternal: the device is lost.
+  virtual absl::StatusOr<bool> TakeGathered(int /*slot*/) { return true; }
 };
 
 // On the CPU, or on the GPU that `device` is. `shared_gpu`: null unless steps may cross the seam on that GPU. `device`,

@@ -50,7 +50,11 @@ int AttentionWorkerNode::Poll() {
   std::vector<exchange::ExchangeParty::Frame> out;
   const bool making = party_->Progress(out);
   Send(out);
-  return frames + (making ? 1 : 0);
+  if (unanswered_.empty() && gathering_.empty()) return frames + (making ? 1 : 0);
+  SendWhatIsGathered();
+  if (const absl::Status answered = AnswerWhatIsDone(); !answered.ok() && !IsLost())
+    LogError("attention worker ", options_.worker.value(), ": ", std::string(answered.message()));
+  return frames + 1;  // the device is looked at again at once
 }
 
 // No step fails because of one. A scheduler that cannot be reached at all loses this worker, and with it what was told.
@@ -280,11 +284,14 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
       return node.port_.SendMessage(send.to, header, std::move(send.message));
     }
     absl::Status operator()(SendMovedKeyValue& send) {
-      const OutgoingMove& move = node.core_.OutgoingMoveOf(send.slot);
-      DT_ASSIGN_OR_RETURN(auto key_value, node.executor_->Gather(send.slot, send.op));
-      const auto header = MakeHeader(FrameType::kKeyValue, move.order.target_epoch, move.step, send.micro_batch,
-                                     send.op, key_value.size(), /*busy_us=*/0, Digest(key_value));
-      return node.port_.SendTensor(move.order.target, header, std::move(key_value));
+      Gathering rows{send, node.core_.OutgoingMoveOf(send.slot).step, {}};
+      DT_ASSIGN_OR_RETURN(rows.rows, node.executor_->Gather(send.slot, send.op));
+      if (node.gathering_.empty()) {
+        DT_ASSIGN_OR_RETURN(const bool there, node.executor_->TakeGathered(send.slot));
+        if (there) return node.SendGathered(rows);
+      }
+      node.gathering_.push_back(std::move(rows));
+      return absl::OkStatus();
     }
     absl::Status operator()(CopyBlocks& copy) { return node.executor_->Copy(copy.copies); }
     absl::Status operator()(DigestBlocks& digest) { return node.DigestSets(digest.sets); }
@@ -321,6 +328,33 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
   return std::visit(Visitor{*this}, action);
 }
 
+// Unless the move was given up meanwhile.
+absl::Status AttentionWorkerNode::SendGathered(const Gathering& rows) {
+  const OutgoingMove& move = core_.OutgoingMoveOf(rows.send.slot);
+  if (!move.active || move.step != rows.step) return absl::OkStatus();
+  const auto header = MakeHeader(FrameType::kKeyValue, move.order.target_epoch, move.step, rows.send.micro_batch,
+                                 rows.send.op, rows.rows.size(), /*busy_us=*/0, Digest(rows.rows));
+  return port_.SendTensor(move.order.target, header, rows.rows);
+}
+
+// Of each slot in order.
+void AttentionWorkerNode::SendWhatIsGathered() {
+  auto kept = gathering_.begin();
+  for (Gathering& rows : gathering_) {
+    const int slot = rows.send.slot;
+    const auto before = [&](const Gathering& other) { return other.send.slot == slot; };
+    absl::StatusOr<bool> there = std::none_of(gathering_.begin(), kept, before);
+    if (*there) there = executor_->TakeGathered(slot);
+    if (there.ok() && !*there) {
+      *kept++ = std::move(rows);
+      continue;
+    }
+    const absl::Status sent = there.ok() ? SendGathered(rows) : there.status();
+    if (!sent.ok() && !IsLost()) FailMove(slot, sent);
+  }
+  gathering_.erase(kept, gathering_.end());
+}
+
 absl::Status AttentionWorkerNode::Perform(const AppendAndFinish& finish) {
   const absl::Time begun = clock_.Now();
   std::erase_if(queries_, [&](const Query& query) { return query.micro_batch == finish.micro_batch; });
@@ -330,10 +364,33 @@ absl::Status AttentionWorkerNode::Perform(const AppendAndFinish& finish) {
   HeldAnswer answer{std::move(partial), query_busy + (clock_.Now() - begun)};
   query_busy = absl::ZeroDuration();
   spans_.Worked(finish.micro_batch, finish.op, core_.table().op_count(), clock_.Now());
-  if (!finish.pieces_first)
-    return Answer(finish.micro_batch, finish.op, finish.step, finish.reply_to, std::move(answer));
-  held_answers_[finish.micro_batch.value()] = std::move(answer);
+  if (finish.pieces_first) {
+    held_answers_[finish.micro_batch.value()] = std::move(answer);
+    return absl::OkStatus();
+  }
+  const Unanswered op{finish.micro_batch, finish.op, finish.step, finish.reply_to, std::move(answer)};
+  if (unanswered_.empty()) {
+    DT_ASSIGN_OR_RETURN(const bool done, executor_->TakeAppended(op.micro_batch));
+    if (done) return Answer(op);
+  }
+  unanswered_.push_back(op);
   return absl::OkStatus();
+}
+
+// Of each micro-batch in order.
+absl::Status AttentionWorkerNode::AnswerWhatIsDone() {
+  absl::Status status;
+  auto kept = unanswered_.begin();
+  for (Unanswered& op : unanswered_) {
+    const auto before = [&](const Unanswered& other) { return other.micro_batch == op.micro_batch; };
+    absl::StatusOr<bool> done = std::none_of(unanswered_.begin(), kept, before);
+    if (*done) done = executor_->TakeAppended(op.micro_batch);
+    status.Update(done.status());
+    if (done.ok() && *done) status.Update(Answer(op));
+    if (done.ok() && !*done) *kept++ = std::move(op);
+  }
+  unanswered_.erase(kept, unanswered_.end());
+  return status;
 }
 
 // A piece at a time, so that other steps' frames are answered in between.
@@ -347,13 +404,14 @@ absl::Status AttentionWorkerNode::Perform(const GiveRows& give) {
                                  /*busy_us=*/0, static_cast<uint64_t>(give.piece));
   DT_RETURN_IF_ERROR(port_.SendTensor(give.reply_to, header, std::move(rows)));
   if (!give.last) return absl::OkStatus();
-  return Answer(give.micro_batch, give.op, give.step, give.reply_to, std::exchange(answer, {}));
+  return Answer({give.micro_batch, give.op, give.step, give.reply_to, std::exchange(answer, {})});
 }
 
-absl::Status AttentionWorkerNode::Answer(MicroBatchId id, int op, StepId step, NodeId to, HeldAnswer answer) {
-  const auto header = MakeHeader(FrameType::kPartial, options_.epoch, step, id, op, answer.partial.size(),
-                                 static_cast<uint32_t>(absl::ToInt64Microseconds(answer.busy)));
-  return port_.SendTensor(to, header, std::move(answer.partial));
+absl::Status AttentionWorkerNode::Answer(const Unanswered& op) {
+  const auto header =
+      MakeHeader(FrameType::kPartial, options_.epoch, op.step, op.micro_batch, op.op, op.answer.partial.size(),
+                 static_cast<uint32_t>(absl::ToInt64Microseconds(op.answer.busy)));
+  return port_.SendTensor(op.reply_to, header, op.answer.partial);
 }
 
 }  // namespace dovetail::attention

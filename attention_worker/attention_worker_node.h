@@ -73,9 +73,21 @@ class AttentionWorkerNode final : public transport::FrameHandler {
     StepId step;
   };
 
-  struct HeldAnswer {  // of an op whose gathered rows come first
+  struct HeldAnswer {  // of an op whose gathered rows come first, or that is still under way on the device
     transport::LentBytes partial;
     absl::Duration busy;
+  };
+  struct Gathering {  // a payload of a move, on its way from the device
+    SendMovedKeyValue send;
+    StepId step;  // of the part
+    transport::LentBytes rows;
+  };
+  struct Unanswered {
+    MicroBatchId micro_batch;
+    int op = 0;
+    StepId step;
+    NodeId reply_to;
+    HeldAnswer answer;
   };
 
   AttentionWorkerNode(const proto::AttentionTable& table, const AttentionWorkerOptions& options,
@@ -103,7 +115,10 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(Action& action);
   absl::Status Perform(const AppendAndFinish& finish);
   absl::Status Perform(const GiveRows& give);
-  absl::Status Answer(MicroBatchId id, int op, StepId step, NodeId to, HeldAnswer answer);
+  absl::Status Answer(const Unanswered& op);
+  absl::Status AnswerWhatIsDone();
+  void SendWhatIsGathered();
+  absl::Status SendGathered(const Gathering& rows);
   absl::Status PerformAll(std::vector<Action> actions);
   absl::Status CheckPayload(const transport::Delivery& delivery) const;
   absl::Status DigestSets(std::span<const BlockSetId> sets);
@@ -127,6 +142,8 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
   std::vector<HeldAnswer> held_answers_;    // likewise, until its gathered rows were sent
   std::vector<Query> queries_;              // taken, and not attended to yet
+  std::vector<Unanswered> unanswered_;      // in the order of their ops
+  std::vector<Gathering> gathering_;        // likewise
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;
   std::deque<SendFrame> reports_;  // of the cache, that found no room yet

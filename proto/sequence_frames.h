@@ -99,6 +99,7 @@ struct Unpin {
 // by SequenceMoved; the sequence stays open here until it is released.
 inline constexpr int kMoveSlots = 4;          // sequences that one attention worker takes in or gives away at a time
 inline constexpr int kMoveChunkTokens = 512;  // of a step without queries; a multiple of 64
+inline constexpr int kMoveOpsAhead = 4;       // ops of such a step that are sent before the first of them is answered
 struct MoveSequence {
   SequenceId sequence;
   Position begin = 0;  // a multiple of 64: the target has what comes before

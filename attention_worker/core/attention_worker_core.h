@@ -94,15 +94,16 @@ struct SendMove {
 using Action = std::variant<SendFrame, SendMovedKeyValue, CopyBlocks, PrepareStep, AttendComplete, AppendAndFinish,
                             GiveRows, AnswerStates, DigestBlocks, AnswerOpened, SendMove>;
 
-// A sequence on its way to another attention worker: a part of its tokens at a time, op by op, each awaiting its
-// answer.
+// A sequence on its way to another attention worker: a part of its tokens at a time, op by op, of which
+// proto::kMoveOpsAhead may await their answers.
 struct OutgoingMove {
   bool active = false;
   proto::MoveSequence order;
   NodeId scheduler;
   SequenceTable::Part part;
-  StepId step;  // of the part
-  int op = 0;
+  StepId step;                             // of the part
+  int op = 0;                              // whose answer comes next
+  int next = 0, unanswered = 0;            // the op to be sent next, and how many await their answers
   std::vector<proto::StepLayout> layouts;  // by group, of the part
 };
 
@@ -245,7 +246,8 @@ class AttentionWorkerCore {
   void OnMove(NodeId from, const proto::MoveSequence& order, std::vector<Action>& actions);
   void OnMoveAnswer(const FrameArrived& frame, std::vector<Action>& actions);
   void SendPart(OutgoingMove& move, Position begin, std::vector<Action>& actions);
-  void SendOp(OutgoingMove& move, int op, std::vector<Action>& actions);
+  void SendOps(OutgoingMove& move, std::vector<Action>& actions) const;
+  void TakeAnswer(OutgoingMove& move, std::vector<Action>& actions);
   void EndMove(OutgoingMove& move, bool moved, std::string reason, std::vector<Action>& actions);
   void ForgetMoveOf(SequenceId id);
   void AddPart(const SequenceState& sequence, size_t first_shard, const SequenceTable::Part& part,

@@ -144,16 +144,26 @@ void AttentionWorkerCore::SendPart(OutgoingMove& move, Position begin, std::vect
   FinishPart(move.layouts);
   // Of tokens that lie on other workers there is nothing to send. The taker must have begun the part all the same
   // before the move ends: the sequence's next step reaches it by another way.
-  move.op = 0;
-  if (NextOp(move.layouts, 0) < table_.op_count()) SendOp(move, 0, actions);
+  move.next = NextOp(move.layouts, 0);
+  move.op = move.next < table_.op_count() ? move.next : 0;
+  move.unanswered = 0;
+  SendOps(move, actions);
 }
 
-// One op at a time: what the taker has not answered does not pile up before the steps of others.
-void AttentionWorkerCore::SendOp(OutgoingMove& move, int op, std::vector<Action>& actions) {
-  move.op = NextOp(move.layouts, op);
+// A few at a time: what the taker has not answered does not pile up before the steps of others.
+void AttentionWorkerCore::SendOps(OutgoingMove& move, std::vector<Action>& actions) const {
+  const MicroBatchId id(static_cast<uint16_t>(options_.micro_batches + move.order.slot));
+  for (; move.unanswered < proto::kMoveOpsAhead && move.next < table_.op_count(); ++move.unanswered) {
+    actions.push_back(SendMovedKeyValue{id, move.order.slot, move.next});
+    move.next = NextOp(move.layouts, move.next + 1);
+  }
+}
+
+void AttentionWorkerCore::TakeAnswer(OutgoingMove& move, std::vector<Action>& actions) {
+  move.op = NextOp(move.layouts, move.op + 1);
   if (move.op < table_.op_count()) {
-    const MicroBatchId id(static_cast<uint16_t>(options_.micro_batches + move.order.slot));
-    actions.push_back(SendMovedKeyValue{id, move.order.slot, move.op});
+    --move.unanswered;
+    SendOps(move, actions);
   } else if (move.part.end < move.order.end) {
     SendPart(move, move.part.end, actions);
   } else {
@@ -173,7 +183,7 @@ void AttentionWorkerCore::OnMoveAnswer(const FrameArrived& frame, std::vector<Ac
     return EndMove(*move, false, refused != nullptr ? refused->reason : "refused", actions);
   }
   if (expected && header.op == move->op && std::holds_alternative<NoMessage>(frame.body))
-    return SendOp(*move, move->op + 1, actions);
+    return TakeAnswer(*move, actions);
   ++counters_.dropped_frames;
 }
 

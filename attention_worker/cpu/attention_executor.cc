@@ -333,20 +333,23 @@ absl::StatusOr<transport::LentBytes> AttentionExecutor::Gather(int slot, int op)
   const OutgoingMove& move = core_.OutgoingMoveOf(slot);
   const LayerGroup group = core_.table().op_group[op];
   const proto::StepLayout& layout = move.layouts[group.value()];
-  DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes));
+  Gathered& gathered = gathered_[static_cast<size_t>(slot)];
+  SharedBuffer& rows = gathered.rows[gathered.next];
+  gathered.next = (gathered.next + 1) % gathered.rows.size();
+  DT_RETURN_IF_ERROR(Grow(rows, layout.key_value_bytes));
   if (core_.table().linear(group) != nullptr) {
-    const std::span<std::byte> all(gathered_[slot]->data(), layout.key_value_bytes);
+    const std::span<std::byte> all(rows->data(), layout.key_value_bytes);
     for (const proto::ShardStep& item : layout.items)
       DT_RETURN_IF_ERROR(linear_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
-    return transport::Lend(gathered_[slot], all.size());
+    return transport::Lend(rows, all.size());
   }
   for (const proto::ShardStep& item : layout.items) {
     const Position begin = item.ctx_len + item.rows.kv_first;
-    std::byte* const out = gathered_[slot]->data();
+    std::byte* const out = rows->data();
     DT_RETURN_IF_ERROR(GatherRows(op, item.kv_heads.size(), core_.ShardOf(move, item),
                                   {begin, begin + item.rows.kv_count}, out + item.key_offset, out + item.value_offset));
   }
-  return transport::Lend(gathered_[slot], layout.key_value_bytes);
+  return transport::Lend(rows, layout.key_value_bytes);
 }
 
 }  // namespace dovetail::attention

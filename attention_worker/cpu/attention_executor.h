@@ -81,7 +81,11 @@ class AttentionExecutor final : public AttentionBackend {
   std::optional<kernels::PagesAhead> pages_;  // of the arena, unless it is small
   std::unique_ptr<LinearExecutor> linear_;    // if the model has linear states
   std::vector<MicroBatch> micro_batches_;     // and a slot for each move that comes in
-  std::array<SharedBuffer, proto::kMoveSlots> gathered_;
+  struct Gathered {                           // what Gather gave last, of a slot
+    std::array<SharedBuffer, proto::kMoveOpsAhead> rows;
+    size_t next = 0;
+  };
+  std::array<Gathered, proto::kMoveSlots> gathered_;
 };
 
 }  // namespace dovetail::attention

@@ -73,6 +73,12 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Run(Mi
   const LayerGroup group = executor_.core_.table().op_group[op];
   const int op_index = executor_.core_.table().op_index_in_group[op];
   std::byte* const appended = batch.key_value->data();
+  if (executor_.core_.LayoutOf(id, group).partial_bytes == 0) {  // nothing is to come back
+    DT_RETURN_IF_ERROR(batch.incoming->Send(*batch.stream, appended, key_value));
+    DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, appended));
+    DT_RETURN_IF_ERROR(batch.incoming->End(*batch.stream));
+    return transport::LentBytes();
+  }
   DT_RETURN_IF_ERROR(batch.stream->Copy(appended, key_value.data(), key_value.size()));
   DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, appended));
   DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.query->data()));

@@ -92,6 +92,7 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
                                                   static_cast<int>(executor->micro_batches_.size())));
   }
   for (MicroBatch& batch : executor->micro_batches_) {
+    batch.incoming = std::make_unique<IncomingRows>(device);
     batch.groups.resize(core.table().group_count());
     for (GroupStep& group : batch.groups) {
       group.attention = std::make_unique<kernels::cuda::CudaAttention>(device);
@@ -469,6 +470,10 @@ absl::Status CudaAttentionExecutor::GatherEarlier(MicroBatch& batch, MicroBatchI
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> CudaAttentionExecutor::TakeAppended(MicroBatchId id) {
+  return micro_batches_[id.value()].incoming->TakeOldest();
+}
+
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::GiveRows(MicroBatchId id, int op, int piece) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared || OnDevice(batch)) return Internal("attention op ", op, ": its step gives no rows");
@@ -480,60 +485,71 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::GiveRows(MicroBatchI
   return transport::Lend(buffer, rows.bytes);
 }
 
-absl::Status CudaAttentionExecutor::GatherRows(int op, int heads, const ShardState& shard,
-                                               const proto::TokenRange& tokens, std::byte* k, std::byte* v) {
+absl::StatusOr<OutgoingPart> CudaAttentionExecutor::PartOf(int op, int heads, const ShardState& shard,
+                                                           const proto::TokenRange& tokens, std::byte* k,
+                                                           std::byte* v) const {
   const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[op]);
   const int first_block = core_.table().op_index_in_group[op] * heads;
-  HeadRows out;
-  out.layout = LayoutOf(spec);
-  out.bf16 = spec.kv == DType::kBF16;
-  out.k_step = heads * spec.key_dim * kWireElement;
-  out.v_step = heads * spec.value_dim * kWireElement;
-  // All of them are on their way before the first is waited for.
-  const Position first_segment = tokens.begin / kSegmentTokens;
+  OutgoingPart part{.blocks = {}, .block_bytes = block_bytes_, .heads = heads, .tokens = tokens, .rows = {}};
+  part.rows.layout = LayoutOf(spec);
+  part.rows.bf16 = spec.kv == DType::kBF16;
+  part.rows.k = k;
+  part.rows.v = v;
+  part.rows.k_step = static_cast<size_t>(heads) * spec.key_dim * kWireElement;
+  part.rows.v_step = static_cast<size_t>(heads) * spec.value_dim * kWireElement;
   const Position end_segment = (tokens.end + kSegmentTokens - 1) / kSegmentTokens;
-  DT_RETURN_IF_ERROR(Grow(moved_blocks_, (end_segment - first_segment) * heads * block_bytes_, /*pinned=*/true));
-  std::byte* to = moved_blocks_->data();
-  for (Position segment = first_segment; segment < end_segment; ++segment) {
+  for (Position segment = tokens.begin / kSegmentTokens; segment < end_segment; ++segment) {
     const int64_t index = segment - shard.first_block();
     const BlockSetId set =
         index >= 0 && index < static_cast<int64_t>(shard.sets.size()) ? shard.sets[index] : kNoBlockSet;
     if (set == kNoBlockSet) return Internal("tokens from ", segment * kSegmentTokens, " are not held here");
-    for (int head = 0; head < heads; ++head, to += block_bytes_)
-      DT_RETURN_IF_ERROR(HostsStream().Copy(to, BlockAt(core_.BlocksOf(set)[first_block + head]), block_bytes_));
+    for (int head = 0; head < heads; ++head) part.blocks.push_back(BlockAt(core_.BlocksOf(set)[first_block + head]));
   }
-  DT_RETURN_IF_ERROR(HostsStream().SynchronizeStatus());
-  const std::byte* from = moved_blocks_->data();
-  for (Position at = tokens.begin; at < tokens.end; at += out.rows) {
-    out.token = static_cast<int>(at % kSegmentTokens);
-    out.rows = static_cast<int>(std::min<Position>(kSegmentTokens - out.token, tokens.end - at));
-    for (int head = 0; head < heads; ++head, from += block_bytes_) {
-      out.k = k + (at - tokens.begin) * out.k_step + head * spec.key_dim * kWireElement;
-      out.v = v + (at - tokens.begin) * out.v_step + head * spec.value_dim * kWireElement;
-      GatherBlock(from, out);
-    }
-  }
-  return absl::OkStatus();
+  return part;
+}
+
+absl::Status CudaAttentionExecutor::GatherRows(int op, int heads, const ShardState& shard,
+                                               const proto::TokenRange& tokens, std::byte* k, std::byte* v) {
+  DT_ASSIGN_OR_RETURN(const OutgoingPart part, PartOf(op, heads, shard, tokens, k, v));
+  DT_RETURN_IF_ERROR(Grow(given_blocks_, part.staging_bytes(), /*pinned=*/true));
+  return CopyOut(part, HostsStream(), given_blocks_->data());
 }
 
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Gather(int slot, int op) {
   const OutgoingMove& move = core_.OutgoingMoveOf(slot);
   const LayerGroup group = core_.table().op_group[op];
   const proto::StepLayout& layout = move.layouts[group.value()];
-  DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes, /*pinned=*/true));
+  Gathered& gathered = gathered_[static_cast<size_t>(slot)];
+  BufferPtr& rows = gathered.rows[gathered.next];
+  BufferPtr& staging = gathered.staging[gathered.next];
+  gathered.next = (gathered.next + 1) % gathered.rows.size();
+  DT_RETURN_IF_ERROR(Grow(rows, layout.key_value_bytes, /*pinned=*/true));
   if (core_.table().linear(group) != nullptr) {
-    const std::span<std::byte> all(gathered_[slot]->data(), layout.key_value_bytes);
+    const std::span<std::byte> all(rows->data(), layout.key_value_bytes);
     for (const proto::ShardStep& item : layout.items)
       DT_RETURN_IF_ERROR(states_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
-    return transport::Lend(gathered_[slot], all.size());
+    return transport::Lend(rows, all.size());
   }
+  std::vector<OutgoingPart> parts;
+  size_t staging_bytes = 0;
   for (const proto::ShardStep& item : layout.items) {
     const Position begin = item.ctx_len + item.rows.kv_first;
-    std::byte* const out = gathered_[slot]->data();
-    DT_RETURN_IF_ERROR(GatherRows(op, item.kv_heads.size(), core_.ShardOf(move, item),
-                                  {begin, begin + item.rows.kv_count}, out + item.key_offset, out + item.value_offset));
+    std::byte* const out = rows->data();
+    DT_ASSIGN_OR_RETURN(parts.emplace_back(),
+                        PartOf(op, item.kv_heads.size(), core_.ShardOf(move, item), {begin, begin + item.rows.kv_count},
+                               out + item.key_offset, out + item.value_offset));
+    staging_bytes += parts.back().staging_bytes();
   }
-  return transport::Lend(gathered_[slot], layout.key_value_bytes);
+  DT_RETURN_IF_ERROR(Grow(staging, staging_bytes, /*pinned=*/true));
+  if (outgoing_ == nullptr) {
+    DT_ASSIGN_OR_RETURN(outgoing_, OutgoingRows::Create(device_));
+  }
+  outgoing_->Begin(slot, std::move(parts), rows, staging);
+  return transport::Lend(rows, layout.key_value_bytes);
+}
+
+absl::StatusOr<bool> CudaAttentionExecutor::TakeGathered(int slot) {
+  return outgoing_ == nullptr ? absl::StatusOr<bool>(true) : outgoing_->TakeOldest(slot);
 }
 
 }  // namespace dovetail::attention

@@ -5,6 +5,8 @@
 
 #include "attention_worker/attention_backend.h"
 #include "attention_worker/cuda/cuda_state_executor.h"
+#include "attention_worker/cuda/incoming_rows.h"
+#include "attention_worker/cuda/outgoing_rows.h"
 #include "exchange/cuda/gpu_exchange.h"
 #include "exchange/cuda/shared_gpu.h"
 #include "kernels/cuda/attention/cuda_attention.h"
@@ -41,8 +43,10 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::Status TakeQuery(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                        std::span<const std::byte> key_value) override;
+  absl::StatusOr<bool> TakeAppended(MicroBatchId id) override;
   absl::StatusOr<transport::LentBytes> GiveRows(MicroBatchId micro_batch, int op, int piece) override;
   absl::StatusOr<transport::LentBytes> Gather(int slot, int op) override;
+  absl::StatusOr<bool> TakeGathered(int slot) override;
 
  private:
   using BufferPtr = std::shared_ptr<kernels::Buffer>;  // with frames that are being sent
@@ -89,6 +93,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   struct MicroBatch {
     std::vector<GroupStep> groups;
     BufferPtr query, key_value;                               // payloads from the host
+    std::unique_ptr<IncomingRows> incoming;                   // those that are only appended
     BufferPtr partial, partial_host;                          // what answers; pinned
     std::array<BufferPtr, proto::kGatherPiecesAhead> pieces;  // pinned
     BufferPtr partial_floats;                                 // subtrees of the op at hand: all o, then all m and l
@@ -133,6 +138,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
                       std::byte* elsewhere = nullptr);
   absl::Status GatherEarlier(MicroBatch& batch, MicroBatchId id, int op);
   // K and V of these tokens of a shard, wire dtype, host memory: [tokens, heads, key_dim], [tokens, heads, value_dim].
+  absl::StatusOr<OutgoingPart> PartOf(int op, int heads, const ShardState& shard, const proto::TokenRange& tokens,
+                                      std::byte* k, std::byte* v) const;
   absl::Status GatherRows(int op, int heads, const ShardState& shard, const proto::TokenRange& tokens, std::byte* k,
                           std::byte* v);
   std::byte* BlockAt(KvBlockId block) const { return arena_->data() + kLead + size_t{block} * block_bytes_; }
@@ -148,15 +155,20 @@ class CudaAttentionExecutor final : public AttentionBackend {
   kernels::cuda::CudaEvent before_hosts_;
   const size_t block_bytes_;
   const KvStorage storage_;
-  BufferPtr arena_;                                   // kLead bytes, then the blocks
-  std::vector<BufferPtr> sinks_;                      // by op, where it has any
-  std::unique_ptr<CudaStateExecutor> states_;         // if the model has linear states
-  std::vector<MicroBatch> micro_batches_;             // and a slot for each move that comes in
-  std::vector<std::unique_ptr<Crossing>> crossings_;  // by alternative of exchange::Seam; null: not here
-  std::vector<SetShape> sets_;                        // by BlockSetId
-  std::array<BufferPtr, proto::kMoveSlots> gathered_;
-  BufferPtr moved_blocks_;  // pinned: whole blocks on their way to a host's rows
-  BufferPtr digested_;      // pinned: a block set, for its digest
+  BufferPtr arena_;                                             // kLead bytes, then the blocks
+  std::vector<BufferPtr> sinks_;                                // by op, where it has any
+  std::unique_ptr<CudaStateExecutor> states_;                   // if the model has linear states
+  std::vector<MicroBatch> micro_batches_;                       // and a slot for each move that comes in
+  std::vector<std::unique_ptr<Crossing>> crossings_;            // by alternative of exchange::Seam; null: not here
+  std::vector<SetShape> sets_;                                  // by BlockSetId
+  struct Gathered {                                             // what Gather gave last, of a slot
+    std::array<BufferPtr, proto::kMoveOpsAhead> rows, staging;  // pinned
+    size_t next = 0;
+  };
+  std::array<Gathered, proto::kMoveSlots> gathered_;
+  std::unique_ptr<OutgoingRows> outgoing_;  // from the first move on; its thread reads the arena
+  BufferPtr given_blocks_;                  // pinned: whole blocks on their way to a host's rows, of GatherRows
+  BufferPtr digested_;                      // pinned: a block set, for its digest
 };
 
 }  // namespace dovetail::attention

@@ -30,7 +30,7 @@ void CopyWidened(const std::byte* from, bool bf16, std::byte* to) {
 
 }  // namespace
 
-void GatherBlock(const std::byte* block, const HeadRows& out) {
+void GatherBlock(const std::byte* block, const GpuHeadRows& out) {
   const CudaKvLayout& layout = out.layout;
   for (int row = 0; row < out.rows; ++row) {
     const int token = out.token + row;

@@ -9,7 +9,7 @@ namespace dovetail::attention {
 inline constexpr int64_t kWireElement = 2;  // bytes of the wire types of a GPU
 
 // Rows of one head on their way out of a KvBlock of a GPU, in the wire's type. Host memory.
-struct HeadRows {
+struct GpuHeadRows {
   kernels::cuda::CudaKvLayout layout;
   int token = 0;  // the first one, in the block
   int rows = 0;
@@ -21,6 +21,6 @@ struct HeadRows {
 
 // Blocks of E4M3 are widened, which is exact. Both lie in host memory of the caller.
 // Threads: reentrant; calls that write the same rows must not overlap.
-void GatherBlock(const std::byte* block, const HeadRows& out);
+void GatherBlock(const std::byte* block, const GpuHeadRows& out);
 
 }  // namespace dovetail::attention

@@ -132,6 +132,18 @@ TEST_F(Moves, TheTakerThenStandsWhereTheGiverStood) {
   EXPECT_EQ(giver_.status().blocks_in_use, 0u);
 }
 
+TEST_F(Moves, AFewOpsGoBeforeTheFirstIsAnswered) {
+  Hold(100);
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
+  Tell(kGiverNode, FrameType::kMoveSequence,
+       proto::MoveSequence{SequenceId(1), 0, 100, 1, StepId(50), kTakerNode, kTakerEpoch});
+  ASSERT_EQ(wire_.size(), 4u) << "the begin, and K and V of three ops";
+  for (size_t op = 0; op < 3; ++op) EXPECT_EQ(wire_[1 + op].header.op, op);
+  Deliver();
+  EXPECT_EQ(appended_ops_, 3);
+  EXPECT_TRUE(answers_.contains(FrameType::kSequenceMoved));
+}
+
 // Sequence 1 is opened at both, on what the giver has cached of 256 tokens.
 class MovesOfCached : public Moves {
  protected:
@@ -390,7 +402,7 @@ TEST_F(Moves, AForkInThePlaceOfASequenceEndsItsMove) {
        proto::MoveSequence{SequenceId(1), 0, 100, 1, StepId(50), kTakerNode, kTakerEpoch});
   Tell(kGiverNode, FrameType::kForkSequence, proto::ForkSequence{SequenceId(2), SequenceId(1), 100});
   Deliver();
-  EXPECT_EQ(key_value_bytes_, 48 * 100) << "of the first op, which had gone; the child has no second shard";
+  EXPECT_EQ(key_value_bytes_, 2 * 48 * 100 + 24 * 100) << "of the ops that had gone before";
   EXPECT_FALSE(answers_.contains(FrameType::kSequenceMoved));
 }
 
