@@ -28,12 +28,12 @@ bool MayGoAhead(const Sequence& sequence, int max_model_len) {
 
 void StepPlanner::Plan(bool requests_wait) {
   if (pool_.empty()) return;
-  if (IsOnePair()) return PlanAhead(0, 1);
-  // The one that has waited longest first, so that no micro-batch always finds the KV taken.
-  idle_.clear();
   PartTiers();
   batches_.EmptyUnused();
   SendToPairs();
+  if (IsOnePair()) return PlanAhead(0, 1);
+  // The one that has waited longest first, so that no micro-batch always finds the KV taken.
+  idle_.clear();
   groups_.Plan(requests_wait);
   const int workers = static_cast<int>(pool_.workers().size());
   for (int i = 0; i < pool_.micro_batches_in_use(); ++i)

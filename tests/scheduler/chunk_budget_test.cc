@@ -1,5 +1,6 @@
 #include "scheduler/core/chunk_budget.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -173,6 +174,24 @@ TEST_F(ItlBudgetTest, APromptGetsWhatStreamsCanBearAndTheyRideInTheSameSteps) {
   const std::vector<Position> tokens = Tokens();
   EXPECT_THAT(std::vector(tokens.begin() + 8, tokens.end() - 1), Each(192)) << "200, up to a multiple of 64";
   EXPECT_GE(cluster.core().stats().shortened_chunks, tokens.size() - 2);
+  EXPECT_THAT(cluster.violations(), IsEmpty());
+}
+
+// Its compute worker attends to no prompt, though it could. Without that being known it gets 256 tokens for good.
+TEST_F(ItlBudgetTest, APromptThatLiesInAPairGetsThatToo) {
+  ClusterOptions options = Options();
+  options.compute_workers = options.pairs = 1;
+  options.attends_in_pairs = true;
+  options.step_per_token = absl::Microseconds(5);
+  options.scheduler.run_ahead = true;
+  FakeCluster cluster(options);
+  BeginStreams(cluster, 3);
+  parts_.clear();
+  Watch(cluster);
+  RunUntilToken(cluster, cluster.Submit(Ask(9000, 2)));
+  const std::vector<Position> tokens = Tokens();
+  EXPECT_EQ(*std::max_element(tokens.begin(), tokens.end()), 768) << "800, up to a multiple of 64";
+  for (const Part& part : parts_) EXPECT_EQ(part.others, 3u);
   EXPECT_THAT(cluster.violations(), IsEmpty());
 }
 

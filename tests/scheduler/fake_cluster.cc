@@ -366,7 +366,7 @@ void FakeCluster::Do(const RunStep& asked) {
   const auto slow = slowness_.find(action.compute_worker);
   const absl::Duration takes = tokens * options_.step_per_token * (slow == slowness_.end() ? 1 : slow->second);
   if (options_.reports_work && result.status == proto::StepStatus::kOk) {
-    result.work = {tokens, tokens, kNoWork, kNoWork, UINT32_MAX};
+    result.work = {tokens, tokens, options_.attends_in_pairs ? 0 : kNoWork, kNoWork, UINT32_MAX};
     result.timings = {.total_us = absl::ToInt64Microseconds(takes),
                       .dense_us = absl::ToInt64Microseconds(takes),
                       .attention_wait_us = 1,

@@ -40,6 +40,7 @@ struct ClusterOptions {
   int vocabulary = 50;
   bool reports_work =
       false;  // results say what was done and how long it took, as if nothing but dense layers took time
+  bool attends_in_pairs = false;  // with that: compute workers say that they attended to nothing
   // How often a sequence's whole context is read back from the attention workers: in every n-th of its steps. Between,
   // what is new is read and the rest is remembered. The core's invariants are checked after every n-th event. That
   // makes long simulations cheap.
