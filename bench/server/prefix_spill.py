@@ -6,9 +6,10 @@
 
 Conversations take turns: all have their first turn, one after the other, then all their second, and so on. Each turn's
 prompt is what was said before, and --more-tokens new ones. Meanwhile --streams others decode. Each round starts
-`dovetail serve` with --prefix-spill, and then without. It prints the time to the first token of first turns and of later
-ones, the gaps between tokens of the streams (median, 99th percentile), and the tokens that were spilled and fetched.
-Prompts are token ids. Flags are, for example: --device cuda:0 --attention-device cuda:0=8GiB,cpu=40GiB --placement tiers
+`dovetail serve` with --prefix-spill, and then without. It prints the time to the first token of first turns and of
+later ones, the gaps between tokens of the streams (median, 99th percentile), and the tokens that were spilled and
+fetched. Prompts are token ids. Flags are, for example:
+  --device cuda:0 --attention-device cuda:0=8GiB,cpu=40GiB --placement tiers
 """
 import argparse
 import http.client
