@@ -10,13 +10,10 @@ Each round takes the budgets in turn. For each it starts `dovetail serve`, begin
 --vocabulary, prompts are token ids below N in place of words, for a model without a tokenizer.
 """
 import argparse
-import http.client
-import json
-import re
 import statistics
-import subprocess
-import threading
 import time
+
+from serving import Server, Streams, percentile
 
 WORDS = ('the old sailor told his crew about a storm that had once carried their ship far beyond every known '
          'shore').split()
@@ -29,79 +26,23 @@ def text(words, seed, vocabulary):
     return ' '.join([f'Story {seed}:'] + [WORDS[(seed * 7 + i * i) % len(WORDS)] for i in range(words)])
 
 
-class Server:
-    def __init__(self, options, flags):
-        command = [options.binary, 'serve', options.model, '--port', '0', '--served-model-name', 'm', *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        for line in self.process.stdout:
-            if 'listening' in line:
-                self.port = int(re.search(r':(\d+)\s*$', line).group(1))
-                break
-        else:
-            raise SystemExit(f'the server ended: {" ".join(command)}')
-        threading.Thread(target=self.process.stdout.read, daemon=True).start()
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
-
-    def tokens(self, prompt, count, seen, ended):
-        """Appends to `seen` when each token came; until `ended` is set or all have come."""
-        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=600)
-        body = {'model': 'm', 'prompt': prompt, 'max_tokens': count, 'stream': True, 'ignore_eos': True,
-                'temperature': 0}
-        connection.request('POST', '/v1/completions', json.dumps(body), {'Content-Type': 'application/json'})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise SystemExit(f'{response.status}: {response.read()[:300]}')
-        for line in response:
-            if line.startswith(b'data: {'):
-                seen.append(time.monotonic())
-            if ended.is_set():
-                break
-        connection.close()
-
-    def metric(self, name):
-        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
-        connection.request('GET', '/metrics')
-        found = re.search(rf'^{name}{{[^}}]*}} (\S+)$', connection.getresponse().read().decode(), re.M)
-        return float(found.group(1)) if found else float('nan')
-
-
-def gaps_between(streams, begin, end):
-    return [b - a for seen in streams for a, b in zip(seen, seen[1:]) if b > begin and a < end]
-
-
-def percentile(values, share):
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
 def measure(options, budget, flags, seed):
-    server = Server(options, [*flags, '--prefill-itl-budget', budget])
+    server = Server(options.binary, options.model, [*flags, '--prefill-itl-budget', budget])
     try:
-        ended = threading.Event()
-        streams = [[] for _ in range(options.streams)]
         def prompt(words, number):
             return text(words, number + seed, options.vocabulary)
-        threads = [threading.Thread(target=server.tokens, args=(prompt(20, 1000 * i), 4000, seen, ended))
-                   for i, seen in enumerate(streams)]
         # A prompt of which the scheduler learns rates, as any server that has run for a while has done.
-        server.tokens(prompt(600, 7000), 1, [], ended)
-        for thread in threads:
-            thread.start()
-        while min(len(seen) for seen in streams) < 5:
-            time.sleep(0.01)
+        server.tokens(prompt(600, 7000), 1, [])
+        streams = Streams(server, [prompt(20, 1000 * i) for i in range(options.streams)], 4000)
         alone = time.monotonic()
         time.sleep(options.alone)
-        before = server.metric('dovetail:prefill_shortened_steps_total')
+        before = server.metric('prefill_shortened_steps_total')
         begin, first = time.monotonic(), []
-        server.tokens(prompt(options.prompt_words, 9000), 1, first, ended)
+        server.tokens(prompt(options.prompt_words, 9000), 1, first)
         ttft = first[0] - begin
-        shortened = server.metric('dovetail:prefill_shortened_steps_total') - before
-        ended.set()
-        for thread in threads:
-            thread.join()
-        quiet, busy = gaps_between(streams, alone, begin), gaps_between(streams, begin, first[0])
+        shortened = server.metric('prefill_shortened_steps_total') - before
+        streams.end()
+        quiet, busy = streams.gaps(alone, begin), streams.gaps(begin, first[0])
         return {'itl p50 alone': percentile(quiet, 0.5), 'itl p99 alone': percentile(quiet, 0.99),
                 'itl p50': percentile(busy, 0.5), 'itl p99': percentile(busy, 0.99), 'itl max': max(busy),
                 'ttft': ttft, 'shortened': shortened}
