@@ -1,6 +1,7 @@
 #include "attention_worker/attention_worker_node.h"
 
 #include <algorithm>
+#include <bitset>
 #include <utility>
 #include <variant>
 
@@ -18,11 +19,28 @@ namespace dovetail::attention {
 using proto::FrameType;
 using proto::MakeHeader;
 
+namespace {
+
+constexpr int kMostComputeMicroBatches = 16;  // of compute workers
+
+// Erases entries that `done` says are done, in their order; one that is not holds up those of its micro-batch.
+template <typename Entry, typename MicroBatch, typename Done>
+void EraseDone(std::vector<Entry>& entries, MicroBatch micro_batch, Done done) {
+  std::bitset<kMostComputeMicroBatches + proto::kMoveSlots> waiting;
+  std::erase_if(entries, [&](const Entry& entry) {
+    const MicroBatchId id = micro_batch(entry);
+    waiting[id.value()] = waiting[id.value()] || !done(entry);
+    return !waiting[id.value()];
+  });
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create(
     const proto::AttentionTable& table, const AttentionWorkerOptions& options, kernels::Device& device,
     transport::Port& port, Clock& clock, exchange::SharedGpu* shared_gpu, KvStorage storage) {
-  if (options.micro_batches < 1 || options.micro_batches > 16)
-    return InvalidArgument("micro_batches: ", options.micro_batches, " is outside 1..16");
+  if (options.micro_batches < 1 || options.micro_batches > kMostComputeMicroBatches)
+    return InvalidArgument("micro_batches: ", options.micro_batches, " is outside 1..", kMostComputeMicroBatches);
   if (options.snapshot_percent < 0 || options.snapshot_percent > 100)
     return InvalidArgument("snapshot_percent: ", options.snapshot_percent, " is outside 0..100");
   if (options.kv_blocks < 1) return InvalidArgument("kv_blocks: the KV cache has no block");
@@ -52,8 +70,7 @@ int AttentionWorkerNode::Poll() {
   Send(out);
   if (unanswered_.empty() && gathering_.empty()) return frames + (making ? 1 : 0);
   SendWhatIsGathered();
-  if (const absl::Status answered = AnswerWhatIsDone(); !answered.ok() && !IsLost())
-    LogError("attention worker ", options_.worker.value(), ": ", std::string(answered.message()));
+  AnswerWhatIsDone();
   return frames + 1;  // the device is looked at again at once
 }
 
@@ -337,22 +354,15 @@ absl::Status AttentionWorkerNode::SendGathered(const Gathering& rows) {
   return port_.SendTensor(move.order.target, header, rows.rows);
 }
 
-// Of each slot in order.
 void AttentionWorkerNode::SendWhatIsGathered() {
-  auto kept = gathering_.begin();
-  for (Gathering& rows : gathering_) {
-    const int slot = rows.send.slot;
-    const auto before = [&](const Gathering& other) { return other.send.slot == slot; };
-    absl::StatusOr<bool> there = std::none_of(gathering_.begin(), kept, before);
-    if (*there) there = executor_->TakeGathered(slot);
-    if (there.ok() && !*there) {
-      *kept++ = std::move(rows);
-      continue;
-    }
+  const auto micro_batch = [](const Gathering& rows) { return rows.send.micro_batch; };
+  EraseDone(gathering_, micro_batch, [this](const Gathering& rows) {
+    const absl::StatusOr<bool> there = executor_->TakeGathered(rows.send.slot);
+    if (there.ok() && !*there) return false;
     const absl::Status sent = there.ok() ? SendGathered(rows) : there.status();
-    if (!sent.ok() && !IsLost()) FailMove(slot, sent);
-  }
-  gathering_.erase(kept, gathering_.end());
+    if (!sent.ok() && !IsLost()) FailMove(rows.send.slot, sent);
+    return true;
+  });
 }
 
 absl::Status AttentionWorkerNode::Perform(const AppendAndFinish& finish) {
@@ -377,20 +387,16 @@ absl::Status AttentionWorkerNode::Perform(const AppendAndFinish& finish) {
   return absl::OkStatus();
 }
 
-// Of each micro-batch in order.
-absl::Status AttentionWorkerNode::AnswerWhatIsDone() {
-  absl::Status status;
-  auto kept = unanswered_.begin();
-  for (Unanswered& op : unanswered_) {
-    const auto before = [&](const Unanswered& other) { return other.micro_batch == op.micro_batch; };
-    absl::StatusOr<bool> done = std::none_of(unanswered_.begin(), kept, before);
-    if (*done) done = executor_->TakeAppended(op.micro_batch);
-    status.Update(done.status());
-    if (done.ok() && *done) status.Update(Answer(op));
-    if (done.ok() && !*done) *kept++ = std::move(op);
-  }
-  unanswered_.erase(kept, unanswered_.end());
-  return status;
+void AttentionWorkerNode::AnswerWhatIsDone() {
+  const auto micro_batch = [](const Unanswered& op) { return op.micro_batch; };
+  EraseDone(unanswered_, micro_batch, [this](const Unanswered& op) {
+    const absl::StatusOr<bool> done = executor_->TakeAppended(op.micro_batch);
+    if (done.ok() && !*done) return false;
+    const absl::Status answered = done.ok() ? Answer(op) : done.status();
+    if (!answered.ok() && !IsLost())
+      LogError("attention worker ", options_.worker.value(), ": ", std::string(answered.message()));
+    return true;
+  });
 }
 
 // A piece at a time, so that other steps' frames are answered in between.

@@ -82,7 +82,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
     StepId step;  // of the part
     transport::LentBytes rows;
   };
-  struct Unanswered {
+  struct Unanswered {  // an op that AppendAndFinish was asked for
     MicroBatchId micro_batch;
     int op = 0;
     StepId step;
@@ -116,7 +116,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(const AppendAndFinish& finish);
   absl::Status Perform(const GiveRows& give);
   absl::Status Answer(const Unanswered& op);
-  absl::Status AnswerWhatIsDone();
+  void AnswerWhatIsDone();
   void SendWhatIsGathered();
   absl::Status SendGathered(const Gathering& rows);
   absl::Status PerformAll(std::vector<Action> actions);

@@ -114,7 +114,6 @@ bool StepPlanner::MayBeFollowed(const MicroBatch& flight, int home) const {
 // Two steps of one set of sequences are in flight, in two slots that take turns, as long as the one that was planned
 // last may be followed.
 void StepPlanner::PlanAhead(int first, int second) {
-  batches_.EmptyUnused();
   const MicroBatch& home = batches_[first];
   while (!home.held && home.not_before <= turn_.now()) {
     const bool one = batches_[first].in_flight, other = batches_[second].in_flight;

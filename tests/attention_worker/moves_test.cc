@@ -394,15 +394,16 @@ TEST_F(Moves, APartBehindOneThatEndsInABlockIsRefused) {
 }
 
 TEST_F(Moves, AForkInThePlaceOfASequenceEndsItsMove) {
-  Hold(100);
+  Hold(600);
   Tell(kGiverNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(2), {ShardOf(0, {0, 1})}, {}});
   Tell(kGiverNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(2), 0, 100, {}}}}, ++step_);
   Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
   Tell(kGiverNode, FrameType::kMoveSequence,
-       proto::MoveSequence{SequenceId(1), 0, 100, 1, StepId(50), kTakerNode, kTakerEpoch});
+       proto::MoveSequence{SequenceId(1), 0, 600, 1, StepId(50), kTakerNode, kTakerEpoch});
   Tell(kGiverNode, FrameType::kForkSequence, proto::ForkSequence{SequenceId(2), SequenceId(1), 100});
   Deliver();
-  EXPECT_EQ(key_value_bytes_, 2 * 48 * 100 + 24 * 100) << "of the ops that had gone before";
+  EXPECT_EQ(key_value_bytes_, 2 * 48 * 512 + 24 * (512 - 448)) << "of the first part, which had gone";
+  EXPECT_EQ(taker_.counters().moved_parts, 1u);
   EXPECT_FALSE(answers_.contains(FrameType::kSequenceMoved));
 }
 
