@@ -6,7 +6,11 @@ include(DovetailCuda)
 set(DOVETAIL_UCX_ROOT "" CACHE PATH
     "A UCX with CUDA: a folder that scripts/fetch_ucx_cuda or scripts/fetch_ucx_rdma fills. Empty: Debian's UCX")
 set(DOVETAIL_HAS_UCX_DEVICE FALSE)
-unset(ucx_DIR CACHE)  # the one that a former configuration of this folder found
+# What a former configuration of this folder found is another one.
+if(NOT "${DOVETAIL_UCX_ROOT}" STREQUAL "${DOVETAIL_UCX_OF_ROOT}")
+  unset(ucx_DIR CACHE)
+endif()
+set(DOVETAIL_UCX_OF_ROOT "${DOVETAIL_UCX_ROOT}" CACHE INTERNAL "The root whose UCX is in ucx_DIR")
 if(DOVETAIL_UCX_ROOT)
   if(NOT EXISTS ${DOVETAIL_UCX_ROOT}/lib/cmake/ucx/ucx-config.cmake)
     message(FATAL_ERROR "DOVETAIL_UCX_ROOT=${DOVETAIL_UCX_ROOT}: no UCX there (lib/cmake/ucx); scripts/fetch_ucx_cuda "

@@ -55,7 +55,7 @@ class SharedGpu;
 struct ThroughHosts {};  // payloads are host memory, in frames: any device, placement and host
 
 // Payloads of frames are addresses in the memory of the GPU that both workers have, in one process: one attention
-// worker holds every sequence of the step whole. The host waits once a step, for the tokens
+// worker holds every sequence of the step whole. The host asks once a step, for the tokens
 // (exchange/cuda/shared_gpu.h).
 struct OnOneGpu {
   SharedGpu* gpu = nullptr;

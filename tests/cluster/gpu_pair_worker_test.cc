@@ -129,8 +129,8 @@ TEST_P(GpuPairWorker, HasTheChoicesOfACpuAndKeepsItsStepsOnTheGpu) {
   StartPair();
   ASSERT_NO_FATAL_FAILURE(Connect());
   ExpectStreamsOfACpu(40);
-  uint64_t steps = 0;
-  while ((steps = engine_->stats().scheduler.steps) <= 40) std::this_thread::yield();  // told once a second
+  uint64_t steps = 0;  // told once a second
+  ASSERT_TRUE(Eventually([&] { return (steps = engine_->stats().scheduler.steps) > 40; }));
   pair_->Stop();
   thread_.join();
   EXPECT_GE(nodes_->steps_on_gpu(), steps) << "some went through the host";
