@@ -32,7 +32,7 @@ struct OutgoingPart {
 // Threads: reentrant; the calling thread's current GPU is the stream's.
 absl::Status CopyOut(const OutgoingPart& part, kernels::cuda::CudaStream& stream, std::byte* staging);
 
-// A thread that does this for moves, so that the event loop goes on: a part of a move takes it about a millisecond.
+// A thread that does this for moves, so that the event loop goes on: an op of a move takes longer than a layer of a step.
 // Ownership: must not outlive the device; the blocks stay until what was begun has ended.
 // Threads: reactor-owned.
 class OutgoingRows {
