@@ -17,8 +17,10 @@
 namespace dovetail::attention {
 
 // K and V of some tokens of a shard on their way from blocks of a GPU to rows in host memory.
+// Shapes:  blocks [segments, heads]; rows [tokens, heads, key_dim] and [tokens, heads, value_dim], in the wire's type.
+// Threads: a value.
 struct OutgoingPart {
-  std::vector<const std::byte*> blocks;  // on the GPU, [segments, heads]: those that hold the tokens
+  std::vector<const std::byte*> blocks;  // on the GPU: those that hold the tokens
   size_t block_bytes = 0;
   int heads = 0;
   proto::TokenRange tokens;
@@ -32,9 +34,11 @@ struct OutgoingPart {
 // Threads: reentrant; the calling thread's current GPU is the stream's.
 absl::Status CopyOut(const OutgoingPart& part, kernels::cuda::CudaStream& stream, std::byte* staging);
 
-// A thread that does this for moves, so that the event loop goes on: an op of a move takes longer than a layer of a step.
-// Ownership: must not outlive the device; the blocks stay until what was begun has ended.
-// Threads: reactor-owned.
+// A thread that does this for moves, so that the event loop goes on meanwhile.
+// Ownership: must outlive neither the device nor the memory of the blocks. Once a move is given up, what they hold may
+//            change, and its rows mean nothing.
+// Errors:    kInternal: the device is lost.
+// Threads:   reactor-owned.
 class OutgoingRows {
  public:
   static absl::StatusOr<std::unique_ptr<OutgoingRows>> Create(kernels::cuda::CudaDevice& device);
