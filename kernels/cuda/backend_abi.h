@@ -26,7 +26,7 @@ namespace dovetail::kernels::cuda {
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Functions with a stream only enqueue, except
 // stream_synchronize, and gemm_run where it measures algorithms for a new shape.
 // Threads: thread-safe.
-inline constexpr uint32_t kBackendAbi = 19;
+inline constexpr uint32_t kBackendAbi = 20;
 
 struct DeviceInfo {
   char name[256];
@@ -64,6 +64,8 @@ struct GemmCall {
   int64_t part_step;  // from part to part, elements
   // The algorithm is chosen, as the first call of the shape does, and nothing is enqueued. x and w are read meanwhile.
   int32_t only_choose;
+  // Sums are made in one order, whatever m (in_order_product.h): rows have the same bits alone and among others.
+  int32_t in_order;
 };
 
 // y = act(gate) * up with gate = x w[0..n)^T and up = x w[n..2n)^T: x [m][k], w [2 n][k], y [m][n], all of one type.
@@ -74,7 +76,8 @@ struct GatedProductCall {
   int64_t m, n, k;
   int64_t x_stride, w_stride, y_stride;  // elements
   GemmType type;
-  int32_t gelu;  // else SiLU
+  int32_t gelu;           // else SiLU
+  int32_t rounds_halves;  // gate and up are rounded to y's type first, as where they are a product of their own
 };
 // Not a shape, or not a GPU, that the kernel is for: two products and an activation do the same.
 inline constexpr int kProductRefused = -5;

@@ -22,7 +22,8 @@ if(DOVETAIL_HAS_CUDA)
       cuda/experts/expert_codes_bf16.cu cuda/experts/expert_codes_f16.cu
       cuda/experts/expert_ops.cu cuda/experts/gated_add.cu cuda/experts/grouped_product.cu
       cuda/experts/pair_products.cu cuda/experts/route.cu cuda/experts/route_cluster.cu
-      cuda/products/gated_product.cu cuda/products/quant_gemm_bf16.cu cuda/products/quant_gemm_f16.cu
+      cuda/products/gated_product.cu cuda/products/in_order_product.cu
+      cuda/products/quant_gemm_bf16.cu cuda/products/quant_gemm_f16.cu
       cuda/products/quant_unpack.cu cuda/products/skinny_gemm.cu
       cuda/rows/elementwise.cu cuda/rows/gated_activation.cu cuda/rows/join_keys.cu cuda/rows/kv_append.cu
       cuda/rows/mlp_activation.cu cuda/rows/rms_norm.cu cuda/rows/rope_table.cu
@@ -37,7 +38,8 @@ if(DOVETAIL_HAS_CUDA)
     dovetail_cuda_objects(PEER_POINTER cuda/exchange/peer_pointer.cu)
     list(APPEND KERNELS_CUDA_OBJECTS ${PEER_POINTER})
   endif()
-  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/products/gemm_lt.cc cuda/products/product_table.cc
+  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/products/blas_lt.cc cuda/products/gemm_lt.cc
+              cuda/products/in_order_check.cc cuda/products/product_table.cc
               cuda/runtime/open_library.cc cuda/runtime/runtime.cc
               ${PEER_POINTER} ${KERNELS_CUDA_OBJECTS})
   set_source_files_properties(${KERNELS_CUDA_OBJECTS} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)

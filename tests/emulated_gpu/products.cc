@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <vector>
 
 #include "base/dtype.h"
@@ -32,13 +33,30 @@ void StoreResult(const GemmCall& call, int64_t at, float x) {
   }
 }
 
+std::vector<float> LoadRows(GemmType type, const void* base, int64_t rows, int64_t stride, int64_t k) {
+  std::vector<float> values(rows * k);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t c = 0; c < k; ++c) values[row * k + c] = Load(type, base, row * stride + c);
+  return values;
+}
+
+// Several sums at a time, which a compiler keeps in vectors; always in the same order.
+double Dot(const float* x, const float* w, int64_t k) {
+  constexpr int kSums = 8;
+  double sums[kSums] = {};
+  int64_t c = 0;
+  for (; c + kSums <= k; c += kSums)
+    for (int i = 0; i < kSums; ++i) sums[i] += double{x[c + i]} * w[c + i];
+  for (; c < k; ++c) sums[0] += double{x[c]} * w[c];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 void Multiply(const GemmCall& call) {
-  std::vector<float> x(call.k);
+  const std::vector<float> x = LoadRows(call.type, call.x, call.m, call.x_stride, call.k),
+                           w = LoadRows(call.type, call.w, call.n, call.w_stride, call.k);
   for (int64_t i = 0; i < call.m; ++i) {
-    for (int64_t c = 0; c < call.k; ++c) x[c] = Load(call.type, call.x, i * call.x_stride + c);
     for (int64_t j = 0; j < call.n; ++j) {
-      double sum = 0;
-      for (int64_t c = 0; c < call.k; ++c) sum += x[c] * Load(call.type, call.w, j * call.w_stride + c);
+      double sum = Dot(x.data() + i * call.k, w.data() + j * call.k, call.k);
       if (call.bias != nullptr) sum += LoadResult(call, call.bias, j);
       const int64_t at = i * call.y_stride + j;
       StoreResult(call, at, static_cast<float>(call.accumulate != 0 ? sum + LoadResult(call, call.y, at) : sum));
@@ -107,14 +125,19 @@ int GemmRun(void*, const GemmCall* call, void* stream) {
     emu::Do(static_cast<cudaStream_t>(stream), [call = *call] { MultiplyParts(call); });
     return 0;
   }
-  if (call->w_is_new == 0 && IsSkinnyGemm(*call, kLimits)) return LaunchSkinnyGemm(*call, kLimits, stream);
+  if (call->w_is_new == 0 && call->in_order == 0 && IsSkinnyGemm(*call, kLimits))
+    return LaunchSkinnyGemm(*call, kLimits, stream);
   emu::Do(static_cast<cudaStream_t>(stream), [call = *call] { Multiply(call); });
   return 0;
 }
 
 int LaunchGatedProduct(const GatedProductCall*, const DeviceLimits*, void*) { return kProductRefused; }
 int LaunchRouteByCluster(const RouteLaunch*, void*) { return kProductRefused; }
-bool GroupedProductRuns(const DeviceLimits*) { return true; }
+// Its sums here are not those of tensor cores, as the other tiles' are: without DOVETAIL_EMULATED_TILES.
+bool GroupedProductRuns(const DeviceLimits*) {
+  static const bool tiles = std::getenv("DOVETAIL_EMULATED_TILES") != nullptr;
+  return !tiles;
+}
 int LaunchGroupedProduct(const ExpertGemmLaunch* p, void* stream) {
   emu::Do(static_cast<cudaStream_t>(stream), [p = *p] { MultiplyGroups(p); });
   return 0;

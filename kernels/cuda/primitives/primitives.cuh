@@ -99,6 +99,9 @@ struct BF16Math {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&v);
   }
+  static __device__ __forceinline__ float2 Unpack(uint32_t pair) {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+  }
   // d += a b, 16x8x16; a[4], b0 and b1 as PTX's mma.m16n8k16 lays them out.
   static __device__ __forceinline__ void Mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
@@ -113,6 +116,9 @@ struct F16Math {
   static __device__ __forceinline__ uint32_t Pack(float low, float high) {
     const __half2 v = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&v);
+  }
+  static __device__ __forceinline__ float2 Unpack(uint32_t pair) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
   }
   static __device__ __forceinline__ void Mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(

@@ -19,13 +19,14 @@ GemmCall From(GemmCall call, int64_t first, int64_t count) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaProduct>> CudaProduct::Create(CudaDevice& device, bool keeps) {
+absl::StatusOr<std::unique_ptr<CudaProduct>> CudaProduct::Create(CudaDevice& device, bool keeps, bool in_order) {
+  if (keeps && in_order) return InvalidArgument("products on a GPU: weights in few bits have no one order of sums");
   DT_ASSIGN_OR_RETURN(std::unique_ptr<CudaGemm> gemm, CudaGemm::Create(device));
   std::unique_ptr<Buffer> scratch;
   if (keeps) {
     DT_ASSIGN_OR_RETURN(scratch, device.Allocate(kScratchBytes));
   }
-  return std::unique_ptr<CudaProduct>(new CudaProduct(std::move(gemm), std::move(scratch)));
+  return std::unique_ptr<CudaProduct>(new CudaProduct(std::move(gemm), std::move(scratch), in_order));
 }
 
 absl::Status CudaProduct::Run(CudaStream& stream, const CudaWeights& weights, const GemmCall& call) {
@@ -37,6 +38,7 @@ absl::Status CudaProduct::Run(CudaStream& stream, const CudaWeights& weights, co
     GemmCall whole = call;
     whole.w = weights.data();
     whole.w_stride = call.k;
+    whole.in_order = in_order_ ? 1 : 0;
     return gemm_->Run(stream, whole);
   }
   if (call.only_choose != 0) return absl::OkStatus();  // their own kernels, and products of what is unpacked at a time

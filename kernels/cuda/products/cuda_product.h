@@ -29,8 +29,11 @@ class CudaProduct {
   }
 
   // kFailedPrecondition, with what to install, if cuBLASLt is not there; kResourceExhausted without memory.
-  // `keeps`: whether any weights are in 4 or 8 bits.
-  static absl::StatusOr<std::unique_ptr<CudaProduct>> Create(CudaDevice& device, bool keeps);
+  // `keeps`: whether any weights are in 4 or 8 bits. `in_order`: every sum is made in one order, whatever the number of
+  // rows (GemmCall::in_order); not with weights that are kept: kInvalidArgument.
+  static absl::StatusOr<std::unique_ptr<CudaProduct>> Create(CudaDevice& device, bool keeps, bool in_order = false);
+
+  bool in_order() const { return in_order_; }
 
   // call.w, n, k and w_stride are the weights'; n and k must be as they are. Errors and first calls as CudaGemm::Run.
   absl::Status Run(CudaStream& stream, const CudaWeights& weights, const GemmCall& call);
@@ -38,12 +41,13 @@ class CudaProduct {
   absl::Status RunUnpacked(CudaStream& stream, const QuantMatrix& w, WireType type, const GemmCall& call);
 
  private:
-  CudaProduct(std::unique_ptr<CudaGemm> gemm, std::unique_ptr<Buffer> scratch)
-      : gemm_(std::move(gemm)), scratch_(std::move(scratch)) {}
+  CudaProduct(std::unique_ptr<CudaGemm> gemm, std::unique_ptr<Buffer> scratch, bool in_order)
+      : gemm_(std::move(gemm)), scratch_(std::move(scratch)), in_order_(in_order) {}
   absl::Status RunKept(CudaStream& stream, const QuantMatrix& w, WireType type, const GemmCall& call);
 
   std::unique_ptr<CudaGemm> gemm_;
   std::unique_ptr<Buffer> scratch_;  // null if nothing is kept
+  const bool in_order_;
 };
 
 // Embed (row_ops.h) from a table kept in any way; args.table and table_type are not read.

@@ -50,6 +50,7 @@ struct GatedLaunch {
   int32_t row_tiles = 0;            // 1 or 2, a cluster's
   int32_t rounds = 0;               // tiles of a thread block
   int32_t gelu = 0;
+  int32_t rounds_halves = 0;
 };
 
 // By the columns of a product: g's and u's of a tile.
@@ -158,7 +159,12 @@ __device__ __forceinline__ void Store(const GatedLaunch& p, bool gelu, int row0,
       for (int i = 0; i < 4; ++i) {
         if (first + i >= kRuns) continue;
         const float *gate = sums[first + i] + 2 * half, *up = sums[first + i + kRuns] + 2 * half;
-        words[i] = Math::Pack(Activate(gelu, gate[0], up[0]), Activate(gelu, gate[1], up[1]));
+        if (p.rounds_halves != 0) {
+          const float2 g = Math::Unpack(Math::Pack(gate[0], gate[1])), u = Math::Unpack(Math::Pack(up[0], up[1]));
+          words[i] = Math::Pack(Activate(gelu, g.x, u.x), Activate(gelu, g.y, u.y));
+        } else {
+          words[i] = Math::Pack(Activate(gelu, gate[0], up[0]), Activate(gelu, gate[1], up[1]));
+        }
       }
       TransposeQuad(words);
       const int run = first + lane % 4, column = column0 + 8 * run;
@@ -325,6 +331,7 @@ int Launch(const GatedProductCall& call, const DeviceLimits& device, void* strea
   launch.row_tiles = row_tiles;
   launch.rounds = best.rounds;
   launch.gelu = call.gelu;
+  launch.rounds_halves = call.rounds_halves;
   cudaLaunchAttribute attributes[2];
   const cudaLaunchConfig_t config = ConfigOf(best, best.grid, attributes, stream);
   return static_cast<int>(cudaLaunchKernelEx(&config, best.kernel, launch));

@@ -1,6 +1,5 @@
 #include "kernels/cuda/products/gemm_lt.h"
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -16,6 +15,9 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "kernels/cuda/products/blas_lt.h"
+#include "kernels/cuda/products/in_order_check.h"
+#include "kernels/cuda/products/in_order_product.h"
 #include "kernels/cuda/products/product_table.h"
 #include "kernels/cuda/products/skinny_gemm.h"
 #include "kernels/cuda/runtime/open_library.h"
@@ -23,63 +25,36 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr int kBlasError = 10000;
 constexpr int kNotFound = -1;
 constexpr int kCandidates = 8;           // algorithms that are timed
 constexpr int kTimedRuns = 4;            // of each, one behind the other
 constexpr int64_t kMostTunedRows = 256;  // of more rows each number has a shape of its own
 constexpr size_t kClearedL2s = 4;        // weights of more L2s than this leave nothing of themselves there
+constexpr int64_t kInOrderKey = -1;      // at the end of a table's key
 constexpr int kChoice = 2;               // how the above choose; files of what was chosen otherwise are not read
 
-// The functions of cuBLASLt that are used.
-struct Blas {
-  decltype(&cublasLtCreate) create;
-  decltype(&cublasLtGetVersion) version;
-  decltype(&cublasLtDestroy) destroy;
-  decltype(&cublasLtMatmul) matmul;
-  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
-  decltype(&cublasLtMatmulDescCreate) desc_create;
-  decltype(&cublasLtMatmulDescDestroy) desc_destroy;
-  decltype(&cublasLtMatmulDescSetAttribute) desc_set;
-  decltype(&cublasLtMatrixLayoutCreate) layout_create;
-  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy;
-  decltype(&cublasLtMatrixLayoutSetAttribute) layout_set;
-  decltype(&cublasLtMatmulPreferenceCreate) preference_create;
-  decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
-  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
-};
+using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool, int, int64_t, int>;
 
-template <typename Function>
-bool Find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
+Key KeyOf(const GemmCall& call) {
+  return {call.m,
+          call.n,
+          call.k,
+          call.x_stride,
+          call.w_stride,
+          call.y_stride,
+          static_cast<int>(call.type),
+          call.y_is_f32,
+          call.bias != nullptr,
+          call.parts,
+          call.part_step,
+          call.in_order};
 }
 
-bool FindAll(void* library, Blas& blas) {
-  return Find(library, "cublasLtCreate", blas.create) && Find(library, "cublasLtGetVersion", blas.version) &&
-         Find(library, "cublasLtDestroy", blas.destroy) && Find(library, "cublasLtMatmul", blas.matmul) &&
-         Find(library, "cublasLtMatmulAlgoGetHeuristic", blas.heuristic) &&
-         Find(library, "cublasLtMatmulDescCreate", blas.desc_create) &&
-         Find(library, "cublasLtMatmulDescDestroy", blas.desc_destroy) &&
-         Find(library, "cublasLtMatmulDescSetAttribute", blas.desc_set) &&
-         Find(library, "cublasLtMatrixLayoutCreate", blas.layout_create) &&
-         Find(library, "cublasLtMatrixLayoutDestroy", blas.layout_destroy) &&
-         Find(library, "cublasLtMatrixLayoutSetAttribute", blas.layout_set) &&
-         Find(library, "cublasLtMatmulPreferenceCreate", blas.preference_create) &&
-         Find(library, "cublasLtMatmulPreferenceDestroy", blas.preference_destroy) &&
-         Find(library, "cublasLtMatmulPreferenceSetAttribute", blas.preference_set);
+// The key of such products whatever their m.
+Key ShapeOf(GemmCall call) {
+  call.m = call.part_step = 0;
+  return KeyOf(call);
 }
-
-// A shape, ready to run.
-struct Plan {
-  cublasLtMatmulDesc_t desc = nullptr;
-  cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
-  cublasLtMatmulAlgo_t algorithm;
-};
-
-using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool, int, int64_t>;
-
-bool HasParts(const GemmCall& call) { return call.parts > 1; }
 
 struct Gemm {
   Blas blas;
@@ -92,16 +67,12 @@ struct Gemm {
   void* unused_workspace ABSL_GUARDED_BY(mutex) = nullptr;   // for the first stream
   size_t workspace_bytes = 0;
   std::map<Key, Plan> plans ABSL_GUARDED_BY(mutex);
+  std::map<Key, InOrderAlgorithms> in_order ABSL_GUARDED_BY(mutex);  // by shape
   std::unique_ptr<ProductTable> table;
   // compute-sanitizer's initcheck does not see what cuBLASLt stores: with DOVETAIL_FILL_PRODUCTS set, results are
   // filled first, so that whatever it still reports is no product's (docs/testing.md).
   bool fill_first = false;
 };
-
-#define BLAS_OR_RETURN(expr)                                                                                  \
-  do {                                                                                                        \
-    if (const cublasStatus_t s = (expr); s != CUBLAS_STATUS_SUCCESS) return kBlasError + static_cast<int>(s); \
-  } while (false)
 
 // Memory and marks of one tuning; all or nothing.
 struct Tuning {
@@ -211,6 +182,7 @@ void Choose(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeur
                         call.y_is_f32,
                         call.bias != nullptr};
   if (HasParts(call)) key.insert(key.end(), {call.parts, call.part_step});
+  if (call.in_order != 0) key.push_back(kInOrderKey);
   if (const ProductTable::Algorithm* known = gemm.table->Find(key); known != nullptr) {
     for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
       if (std::memcmp(&candidate.algo, known->data(), known->size()) != 0) continue;
@@ -224,42 +196,16 @@ void Choose(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeur
   gemm.table->Add(key, chosen);
 }
 
-// Of `parts` matrices, each `step` elements behind the one before.
-cublasStatus_t SetParts(const Blas& blas, cublasLtMatrixLayout_t layout, int32_t parts, int64_t step) {
-  const cublasStatus_t status = blas.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &parts, sizeof(parts));
-  if (status != CUBLAS_STATUS_SUCCESS) return status;
-  return blas.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof(step));
-}
-
 int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(gemm.mutex) {
   const Blas& blas = gemm.blas;
-  const cudaDataType_t type = call.type == GemmType::kBF16 ? CUDA_R_16BF : CUDA_R_16F;
-  const cudaDataType_t y_type = call.y_is_f32 ? CUDA_R_32F : type;
-  BLAS_OR_RETURN(blas.desc_create(&plan.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  // Column-major: y^T [n x m] = w [k x n]^T x^T [k x m].
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)));
-  if (call.bias != nullptr) {
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)));
-    BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &y_type, sizeof(y_type)));
-    BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias, sizeof(call.bias)));
-  }
-  const int64_t k = HasParts(call) ? call.k / call.parts : call.k;
-  BLAS_OR_RETURN(blas.layout_create(&plan.w, type, k, call.n, call.w_stride));
-  BLAS_OR_RETURN(blas.layout_create(&plan.x, type, k, call.m, call.x_stride));
-  BLAS_OR_RETURN(blas.layout_create(&plan.y, y_type, call.n, call.m, call.y_stride));
-  if (HasParts(call)) {
-    BLAS_OR_RETURN(SetParts(blas, plan.w, call.parts, k));
-    BLAS_OR_RETURN(SetParts(blas, plan.x, call.parts, k));
-    BLAS_OR_RETURN(SetParts(blas, plan.y, call.parts, call.part_step));
-  }
+  if (const int error = MakeLayouts(blas, call, plan); error != 0) return error;
   cublasLtMatmulPreference_t preference = nullptr;
   BLAS_OR_RETURN(blas.preference_create(&preference));
   cublasStatus_t status = blas.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                               &gemm.workspace_bytes, sizeof(gemm.workspace_bytes));
   // Parts of a sum are never rounded to the output's type.
-  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  const uint32_t reductions =
+      call.in_order != 0 ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   if (status == CUBLAS_STATUS_SUCCESS) {
     status =
         blas.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions));
@@ -271,9 +217,17 @@ int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) ABSL_EX
         blas.heuristic(gemm.handle, plan.desc, plan.w, plan.x, plan.y, plan.y, preference, kCandidates, found, &count);
   }
   blas.preference_destroy(preference);
+  if (call.in_order != 0) {
+    if (status != CUBLAS_STATUS_SUCCESS) count = 0;
+    const int most = call.m <= kMostTunedRows ? kCandidates : 1;
+    count =
+        KeepInOrder(blas, gemm.handle, call, gemm.workspace_bytes, gemm.in_order[ShapeOf(call)], most, found, count);
+    if (count == 0) return IsInOrderProduct(call) ? 0 : kBlasError + static_cast<int>(CUBLAS_STATUS_NOT_SUPPORTED);
+  }
   BLAS_OR_RETURN(status);
   if (count == 0) return kBlasError + static_cast<int>(CUBLAS_STATUS_NOT_SUPPORTED);
   plan.algorithm = found[0].algo;
+  plan.has_algorithm = true;
   if (call.m <= kMostTunedRows && count > 1) Choose(gemm, call, std::span(found, count), stream, plan);
   return 0;
 }
@@ -291,13 +245,6 @@ int WorkspaceOf(Gemm& gemm, void* stream, void*& workspace) ABSL_EXCLUSIVE_LOCKS
   }
   workspace = own;
   return 0;
-}
-
-void Destroy(const Blas& blas, Plan& plan) {
-  if (plan.desc != nullptr) blas.desc_destroy(plan.desc);
-  for (const cublasLtMatrixLayout_t layout : {plan.w, plan.x, plan.y}) {
-    if (layout != nullptr) blas.layout_destroy(layout);
-  }
 }
 
 }  // namespace
@@ -363,22 +310,12 @@ int GemmClose(void* opaque) {
 int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   auto& gemm = *static_cast<Gemm*>(opaque);
   if (call->m == 0 || call->n == 0) return 0;
-  if (call->w_is_new == 0 && !HasParts(*call) && IsSkinnyGemm(*call, gemm.limits))
+  if (call->w_is_new == 0 && call->in_order == 0 && !HasParts(*call) && IsSkinnyGemm(*call, gemm.limits))
     return call->only_choose != 0 ? 0 : LaunchSkinnyGemm(*call, gemm.limits, stream);
   const MutexLock lock(gemm.mutex);
   void* workspace = nullptr;
   if (const int error = WorkspaceOf(gemm, stream, workspace); error != 0) return error;
-  const Key key{call->m,
-                call->n,
-                call->k,
-                call->x_stride,
-                call->w_stride,
-                call->y_stride,
-                static_cast<int>(call->type),
-                call->y_is_f32,
-                call->bias != nullptr,
-                call->parts,
-                call->part_step};
+  const Key key = KeyOf(*call);
   auto found = gemm.plans.find(key);
   if (found == gemm.plans.end()) {
     Plan plan;
@@ -390,6 +327,7 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   }
   if (call->only_choose != 0) return 0;
   const Plan& plan = found->second;
+  if (!plan.has_algorithm) return LaunchInOrderProduct(*call, stream);
   if (call->bias != nullptr) {
     BLAS_OR_RETURN(gemm.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->bias, sizeof(call->bias)));
   }
