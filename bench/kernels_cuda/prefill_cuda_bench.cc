@@ -1,9 +1,9 @@
 // Times causal attention of prompts over paged KV on a GPU (kernels/cuda/attention/prefill_kernel.cuh): microseconds of
 // a layer inside a CUDA graph (median), and TFLOP/s of what its rows see.
-//   prefill_cuda_bench [few|whole] [NAME]
-// few: by the kernel for few rows. whole: no thread blocks share a tile. NAME: shapes whose name begins so. The peer is
-// PyTorch's scaled_dot_product_attention with the cuDNN backend on dense prompts (bench/kernels_cuda/prefill_peer.py),
-// which prints the same lines.
+//   prefill_cuda_bench [few|whole|invariant] [NAME]
+// few: by the kernel for few rows. whole: no thread blocks share a tile. invariant: as with --deterministic. NAME:
+// shapes whose name begins so. The peer is PyTorch's scaled_dot_product_attention with the cuDNN backend on dense
+// prompts (bench/kernels_cuda/prefill_peer.py), which prints the same lines.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -85,6 +85,17 @@ std::vector<Shape> Shapes() {
   for (const int tokens : {2048, 8192, 32768})
     shapes.push_back({"square " + std::to_string(tokens) + " fp8", 32, 8, 128, k8, {{tokens, 0}}});
   shapes.push_back({"2048 of 32768 fp8", 32, 8, 128, k8, {{2048, 30720}}});
+  for (const auto& [count, tokens] : {std::pair{1, 1024},
+                                      {1, 8192},
+                                      {1, 32768},
+                                      {16, 1024},
+                                      {64, 512},
+                                      {64, 1024},
+                                      {64, 4096},
+                                      {64, 16384},
+                                      {256, 512}})
+    shapes.push_back({"decode " + std::to_string(count) + " of " + std::to_string(tokens), 32, 8, 128, k16,
+                      std::vector<Prompt>(count, {1, tokens - 1})});
   return shapes;
 }
 
@@ -181,10 +192,13 @@ class Bench {
 int main(int argc, char** argv) {
   using namespace dovetail::kernels::cuda;
   const std::string first = argc > 1 ? argv[1] : "";
-  const bool few = first == "few", whole = first == "whole";
-  const std::string only = few || whole ? argc > 2 ? argv[2] : "" : first;
+  const bool few = first == "few", whole = first == "whole", invariant = first == "invariant";
+  const std::string only = few || whole || invariant ? argc > 2 ? argv[2] : "" : first;
   using Kernel = CudaAttention::Kernel;
-  Bench bench(few ? Kernel::kForFewRows : whole ? Kernel::kForManyRowsWhole : Kernel::kFaster);
+  Bench bench(few         ? Kernel::kForFewRows
+              : whole     ? Kernel::kForManyRowsWhole
+              : invariant ? Kernel::kBatchInvariant
+                          : Kernel::kFaster);
   for (const Shape& shape : Shapes())
     if (shape.name.starts_with(only)) bench.Time(shape);
   return 0;

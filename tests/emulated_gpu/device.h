@@ -141,6 +141,7 @@ T atomicCAS(T* at, std::type_identity_t<T> old, std::type_identity_t<T> x) {
 using std::isinf;
 using std::isnan;
 inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t{a} * b >> 32; }
 template <typename T>
 T __ldcs(const T* p) {

@@ -105,7 +105,25 @@ class Tile {
 struct Pieces {
   std::vector<float> o, ml;
   std::vector<PrefillJoin> joins;
+  int32_t count = 0;
 };
+
+// The fixed pieces of a tile that a thread block would fold; else the tile.
+std::vector<PrefillTile> PiecesOf(const PrefillLaunch& p, const PrefillTile& tile) {
+  if (p.fold == nullptr || tile.segments == 0) return {tile};
+  std::vector<PrefillTile> pieces;
+  const int32_t end = tile.first_segment + tile.segments;
+  for (int32_t first = tile.first_segment; first < end;) {
+    const int32_t next = std::min((first / kFixedPieceBlocks + 1) * kFixedPieceBlocks, end);
+    PrefillTile& piece = pieces.emplace_back(tile);
+    piece.first_segment = first;
+    piece.segments = next - first;
+    piece.last_block = tile.last_block - (end - next);
+    if (next < end) piece.last_tokens = CudaKvLayout::kTokens;
+    first = next;
+  }
+  return pieces;
+}
 
 void AttendTiles(const PrefillLaunch& p, Pieces& whole) {
   const int64_t o_floats = int64_t{kPrefillRows} * p.layout.value_dim, ml_floats = int64_t{kPrefillRows} * 2;
@@ -115,11 +133,14 @@ void AttendTiles(const PrefillLaunch& p, Pieces& whole) {
       Tile(p, tile, p.piece_o + tile.piece * o_floats, p.piece_ml + tile.piece * ml_floats).Attend();
       continue;
     }
-    const auto number = static_cast<int32_t>(whole.joins.size());
-    whole.o.resize((number + 1) * o_floats);
-    whole.ml.resize((number + 1) * ml_floats);
-    Tile(p, tile, whole.o.data() + number * o_floats, whole.ml.data() + number * ml_floats).Attend();
-    whole.joins.push_back({tile.item, tile.head, tile.row0, number, 1});
+    PrefillJoin& join = whole.joins.emplace_back(PrefillJoin{tile.item, tile.head, tile.row0, whole.count, 0});
+    for (const PrefillTile& piece : PiecesOf(p, tile)) {
+      const int32_t number = whole.count++;
+      whole.o.resize(whole.count * o_floats);
+      whole.ml.resize(whole.count * ml_floats);
+      Tile(p, piece, whole.o.data() + number * o_floats, whole.ml.data() + number * ml_floats).Attend();
+      ++join.pieces;
+    }
   }
 }
 

@@ -213,5 +213,122 @@ TEST(PrefillPlan, NoTileIsDividedWithoutPieces) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// Pieces of a plan by tile, each with its pass.
+using PiecesOfTile = std::map<std::tuple<int, int, int>, std::vector<std::pair<int32_t, PrefillTile>>>;
+PiecesOfTile PiecesOf(const PrefillPlan& plan) {
+  PiecesOfTile pieces;
+  for (size_t pass = 0; pass < plan.passes.size(); ++pass) {
+    const int32_t* const first = plan.first_tile.data() + plan.passes[pass].first_tile;
+    for (int32_t i = first[0]; i < first[plan.grid]; ++i) {
+      const PrefillTile& tile = plan.tiles[i];
+      pieces[std::tuple(tile.item, tile.head, tile.row0)].emplace_back(static_cast<int32_t>(pass), tile);
+    }
+  }
+  return pieces;
+}
+
+// A tile is whole, or cut at fixed tokens whatever the step; its pieces are joined in one pass in the order of their
+// keys, and a pass has no more of them than memory for them.
+TEST(FixedPrefillPlan, CutsKeysAtFixedTokens) {
+  std::mt19937_64 random(9);
+  const std::vector<const std::byte*> table(1 << 18);
+  size_t most_passes = 0;
+  for (int round = 0; round < 100; ++round) {
+    const int group = 1 + static_cast<int>(random() % 9), multiprocessors = 1 + static_cast<int>(random() % 140);
+    const int window = random() % 3 == 0 ? 1 + static_cast<int>(random() % 5000) : 0;
+    const int step_blocks = 1 + static_cast<int>(random() % 2);
+    std::vector<PlannedItem> rows;
+    for (uint64_t count = 1 + random() % 6; count > 0; --count) {
+      PlannedItem& item = rows.emplace_back();
+      item.q_rows = 1 + static_cast<int32_t>(random() % 300);
+      item.kv_heads = 1 + static_cast<int32_t>(random() % 4);
+      item.first_position = static_cast<int64_t>(random() % (round % 4 == 0 ? 100000 : 9000));
+      item.token_end = item.first_position + item.q_rows;
+    }
+    const std::vector<PrefillItem> items = ItemsOf(rows, table.data());
+    const auto plan = PlanFixedPrefill(items, group, window, multiprocessors, kTokenBytes, step_blocks);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_EQ(plan->first_tile.size(), plan->passes.size() * (multiprocessors + 1));
+    most_passes = std::max(most_passes, plan->passes.size());
+    std::vector<int32_t> pieces_of_pass(plan->passes.size()), joins_of_pass(plan->passes.size());
+    size_t tiles = 0;
+    for (const PlannedItem& item : rows)
+      tiles += static_cast<size_t>((int64_t{item.q_rows} * group + kPrefillRows - 1) / kPrefillRows * item.kv_heads);
+    PiecesOfTile all = PiecesOf(*plan);
+    ASSERT_EQ(all.size(), tiles);
+    for (auto& [which, pieces] : all) {
+      const auto [number, head, row0] = which;
+      const PrefillItem& item = items[number];
+      std::sort(pieces.begin(), pieces.end(),
+                [](const auto& a, const auto& b) { return a.second.first_segment < b.second.first_segment; });
+      const auto& [pass, first] = pieces.front();
+      EXPECT_EQ(first.absent, first.first_segment % step_blocks);
+      int32_t next = first.first_segment;
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        const PrefillTile& piece = pieces[i].second;
+        ASSERT_EQ(pieces[i].first, pass);
+        ASSERT_EQ(piece.piece, pieces.size() == 1 ? -1 : first.piece + static_cast<int32_t>(i));
+        ASSERT_EQ(piece.first_segment, next);
+        if (pieces.size() > 1)
+          ASSERT_EQ(piece.first_segment / kFixedPieceBlocks,
+                    (piece.first_segment + piece.segments - 1) / kFixedPieceBlocks);
+        if (i > 0) {
+          ASSERT_EQ(piece.first_segment % kFixedPieceBlocks, 0);
+          ASSERT_EQ(piece.absent, 0);
+        }
+        next += piece.segments;
+        ASSERT_EQ(piece.last_block, item.blocks + head * item.head_step + next - 1);
+        ASSERT_EQ(piece.last_tokens,
+                  std::min<int64_t>(item.rows.token_end - int64_t{next - 1} * kSegmentTokens, kSegmentTokens));
+      }
+      const int64_t last_row = std::min<int64_t>(row0 + kPrefillRows, int64_t{item.rows.q_rows} * group) - 1;
+      ASSERT_EQ(next, (item.rows.first_position + last_row / group) / kSegmentTokens + 1);
+      if (pieces.size() == 1) continue;
+      pieces_of_pass[pass] += static_cast<int32_t>(pieces.size());
+      ++joins_of_pass[pass];
+      const PrefillPass& of = plan->passes[pass];
+      const auto begin = plan->joins.begin() + of.first_join;
+      ASSERT_EQ(std::count_if(begin, begin + of.joins,
+                              [&](const PrefillJoin& join) {
+                                return join.item == first.item && join.head == first.head && join.row0 == first.row0 &&
+                                       join.first_piece == first.piece &&
+                                       join.pieces == static_cast<int32_t>(pieces.size());
+                              }),
+                1);
+    }
+    for (size_t pass = 0; pass < plan->passes.size(); ++pass) {
+      ASSERT_LE(pieces_of_pass[pass], plan->pieces);
+      ASSERT_LE(plan->pieces, std::max(kFixedPieces * multiprocessors, 101000 / 2048 + 1));
+      ASSERT_GE(plan->passes[pass].joins, joins_of_pass[pass]);
+    }
+  }
+  EXPECT_GT(most_passes, 1u);
+}
+
+TEST(FixedPrefillPlan, ATileWithMorePiecesThanAPassHasIsOnePass) {
+  const std::vector<const std::byte*> table(1 << 14);
+  const auto plan = PlanFixedPrefill(ItemsOf({{1, 1, 262143, 0, 262144}}, table.data()), 4, 0, 2, kTokenBytes, 2);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->passes.size(), 1u);
+  EXPECT_EQ(plan->pieces, 128);
+}
+
+TEST(FixedPrefillPlan, TilesAreDividedWhereThreadBlocksHadNoWork) {
+  const std::vector<const std::byte*> table(1 << 18);
+  const auto plan = [&](const std::vector<PlannedItem>& rows) {
+    const auto made = PlanFixedPrefill(ItemsOf(rows, table.data()), 4, 0, 132, kTokenBytes, 2);
+    EXPECT_TRUE(made.ok()) << made.status();
+    return *made;
+  };
+  EXPECT_EQ(plan({{1, 8, 32767, 0, 32768}}).pieces, 8 * 16) << "a stream alone";
+  const PrefillPlan prompt = plan({{8192, 8, 0, 0, 8192}});
+  EXPECT_EQ(prompt.pieces, 0);
+  EXPECT_TRUE(HasFixedPieces(prompt));
+  EXPECT_EQ(plan({{2048, 8, 30720, 0, 32768}}).pieces, 0);
+  EXPECT_FALSE(HasFixedPieces(plan({{2048, 8, 0, 0, 2048}})));
+  std::vector<PlannedItem> streams(64, {1, 8, 4095, 0, 4096});
+  EXPECT_EQ(plan(streams).pieces, 0) << "512 tiles for 132 multiprocessors";
+}
+
 }  // namespace
 }  // namespace dovetail::kernels::cuda

@@ -55,9 +55,6 @@ absl::Status CheckItem(const CudaAttentionItem& item, size_t index) {
 
 size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// That a plan's pieces of tiles have at most.
-int64_t TilePieceRows(int multiprocessors) { return int64_t{kMostPieces} * multiprocessors * kPrefillRows; }
-
 // Where the parts of a plan lie in one piece of memory.
 struct PlanLayout {
   size_t extent = 0, items = 0, spans = 0, parts = 0, first_node = 0, first_tile = 0, joins = 0, tiles = 0, bytes = 0;
@@ -80,13 +77,22 @@ PlanLayout LayOut(const AttentionPlan& plan, const PrefillPlan& prefill, size_t 
 
 CudaAttention::CudaAttention(CudaDevice& device, Kernel kernel) : device_(device), kernel_(kernel) {}
 
+bool CudaAttention::Takes(const CudaAttentionShape& shape) const {
+  const DeviceLimits limits = device_.limits();
+  return shape.arena != nullptr && shape.o_type == shape.q_type &&
+         device_.library()->prefill_takes(&shape.layout, shape.q_type, shape.arena_bytes, &limits);
+}
+
+absl::Status CudaAttention::CheckInvariant(const CudaAttentionShape& shape) const {
+  if (Takes(shape)) return absl::OkStatus();
+  return FailedPrecondition(device_.name(), ": heads of ", shape.layout.key_dim, " (keys) and ", shape.layout.value_dim,
+                            " (values) dimensions are not attended by one kernel whatever the number of rows; that "
+                            "takes a GPU of compute capability 9.0, and heads of 64, 80, 96, 128 or 256");
+}
+
 std::vector<bool> CudaAttention::Choose(const CudaAttentionShape& shape, std::span<const CudaAttentionItem> items,
                                         std::span<const PlannedItem> planned) const {
-  const DeviceLimits limits = device_.limits();
-  const CudaLibrary& library = device_.library();
-  if (kernel_ == Kernel::kForFewRows || shape.arena == nullptr || shape.o_type != shape.q_type ||
-      !library->prefill_takes(&shape.layout, shape.q_type, shape.arena_bytes, &limits))
-    return std::vector<bool>(items.size());
+  if (kernel_ == Kernel::kForFewRows || !Takes(shape)) return std::vector<bool>(items.size());
   std::vector<bool> chosen =
       kernel_ == Kernel::kFaster ? ChoosePrefill(planned, shape.group) : std::vector<bool>(items.size(), true);
   for (size_t i = 0; i < items.size(); ++i)
@@ -97,6 +103,7 @@ std::vector<bool> CudaAttention::Choose(const CudaAttentionShape& shape, std::sp
 absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& shape,
                                  std::span<const CudaAttentionItem> items) {
   DT_RETURN_IF_ERROR(CheckShape(shape));
+  if (kernel_ == Kernel::kBatchInvariant) DT_RETURN_IF_ERROR(CheckInvariant(shape));
   std::vector<PlannedItem> planned;
   planned.reserve(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
@@ -112,26 +119,42 @@ absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& s
     const auto me = static_cast<int32_t>(i);
     if (many[i]) {
       prefill.push_back({planned[i], items[i].blocks, items[i].head_step, items[i].first_segment, me});
+    } else if (kernel_ == Kernel::kBatchInvariant) {
+      return InvalidArgument("attention item ", i, ": o offset ", items[i].o_offset, " and row step ",
+                             items[i].o_row_step, " must be multiples of 8 elements");
     } else {
       few.push_back(planned[i]);
       number.push_back(me);
     }
   }
-  const int multiprocessors = device_.info().multiprocessors;
   plan_ = {};
   prefill_plan_ = {};
-  if (!prefill.empty()) {
-    const int token_bytes = shape.layout.bytes() / CudaKvLayout::kTokens;
-    DT_ASSIGN_OR_RETURN(prefill_plan_, PlanPrefill(prefill, shape.group, shape.window, multiprocessors, token_bytes,
-                                                   kernel_ == Kernel::kForManyRowsWhole ? 0 : kMostPieces));
-    if (prefill_plan_.pieces > 0) DT_RETURN_IF_ERROR(GrowTilePieces(stream, shape.layout.value_dim));
-  }
+  folds_ = false;
+  if (!prefill.empty()) DT_RETURN_IF_ERROR(PlanMany(stream, shape, prefill));
   if (!few.empty() || items.empty()) {
-    DT_ASSIGN_OR_RETURN(plan_, PlanAttention(few, shape.group, shape.window, multiprocessors));
+    DT_ASSIGN_OR_RETURN(plan_, PlanAttention(few, shape.group, shape.window, device_.info().multiprocessors));
     for (AttentionSpan& span : plan_.spans) span.item = number[span.item];
     DT_RETURN_IF_ERROR(GrowPieces(stream, plan_.tiles, shape.layout.value_dim));
   }
   return Upload(stream, items, shape.window);
+}
+
+absl::Status CudaAttention::PlanMany(CudaStream& stream, const CudaAttentionShape& shape,
+                                     std::span<const PrefillItem> items) {
+  const int multiprocessors = device_.info().multiprocessors;
+  const int token_bytes = shape.layout.bytes() / CudaKvLayout::kTokens;
+  if (kernel_ == Kernel::kBatchInvariant) {
+    DT_ASSIGN_OR_RETURN(prefill_plan_, PlanFixedPrefill(items, shape.group, shape.window, multiprocessors, token_bytes,
+                                                        PrefillStepBlocks(shape.layout.key_dim)));
+  } else {
+    DT_ASSIGN_OR_RETURN(prefill_plan_, PlanPrefill(items, shape.group, shape.window, multiprocessors, token_bytes,
+                                                   kernel_ == Kernel::kForManyRowsWhole ? 0 : kMostPieces));
+  }
+  if (prefill_plan_.pieces > 0) DT_RETURN_IF_ERROR(GrowTilePieces(stream, shape.layout.value_dim));
+  folds_ = kernel_ == Kernel::kBatchInvariant && HasFixedPieces(prefill_plan_);
+  if (!folds_ || fold_ != nullptr) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(fold_, device_.Allocate(multiprocessors * PrefillFoldBytes(shape.layout.value_dim)));
+  return absl::OkStatus();
 }
 
 namespace {
@@ -223,10 +246,14 @@ absl::Status CudaAttention::GrowPieces(CudaStream& stream, int tiles, int value_
   return stream.Fill(arrived_->data(), 0, arrived_->size_bytes());
 }
 
-// As much as any plan may take, so that it is allocated once.
+// As much as most plans take, so that it is allocated once.
+int64_t CudaAttention::TilePieceRows() const {
+  const int64_t each = kernel_ == Kernel::kBatchInvariant ? kFixedPieces : kMostPieces;
+  return std::max<int64_t>(each * device_.info().multiprocessors, prefill_plan_.pieces) * kPrefillRows;
+}
+
 absl::Status CudaAttention::GrowTilePieces(CudaStream& stream, int value_dim) {
-  const auto bytes =
-      static_cast<size_t>(TilePieceRows(device_.info().multiprocessors) * (value_dim + 2)) * sizeof(float);
+  const auto bytes = static_cast<size_t>(TilePieceRows() * (value_dim + 2)) * sizeof(float);
   if (tile_pieces_ != nullptr && tile_pieces_->size_bytes() >= bytes) return absl::OkStatus();
   DT_RETURN_IF_ERROR(stream.SynchronizeStatus());
   DT_ASSIGN_OR_RETURN(tile_pieces_, device_.Allocate(bytes));
@@ -240,9 +267,10 @@ uint64_t CudaAttention::Launches() const {
     hash ^= hash >> 29;
   };
   mix(extent_), mix(items_), mix(spans_), mix(parts_);
-  if (!prefill_plan_.tiles.empty()) mix(first_tile_), mix(tiles_);
+  if (!prefill_plan_.tiles.empty()) mix(first_tile_), mix(tiles_), mix(folds_ ? fold_->data() : nullptr);
   if (!prefill_plan_.joins.empty()) {
-    hash ^= prefill_plan_.joins.size();
+    for (const PrefillPass& pass : prefill_plan_.passes) hash = (hash ^ pass.joins) * 0x9e3779b97f4a7c15ull;
+    hash ^= static_cast<uint64_t>(TilePieceRows());
     mix(joins_), mix(tile_pieces_->data());
   }
   for (Buffer* buffer : {piece_o_.get(), piece_ml_.get(), arrived_.get()})
@@ -271,22 +299,7 @@ absl::Status CudaAttention::Run(CudaStream& stream, const CudaAttentionShape& sh
   call.window = shape.window;
   call.scale_log2 = shape.scale * shape.key_scale * kLog2E;
   call.value_scale = shape.value_scale;
-  if (!prefill_plan_.tiles.empty()) {
-    PrefillLaunch launch{call};
-    launch.grid = prefill_plan_.grid;
-    launch.tiles = tiles_;
-    launch.first_tile = first_tile_;
-    launch.arena = shape.arena;
-    launch.arena_bytes = shape.arena_bytes;
-    if (!prefill_plan_.joins.empty()) {
-      launch.joins = joins_;
-      launch.join_count = static_cast<int32_t>(prefill_plan_.joins.size());
-      launch.piece_ml = reinterpret_cast<float*>(tile_pieces_->data());
-      launch.piece_o = launch.piece_ml + TilePieceRows(limits.multiprocessors) * 2;
-    }
-    DT_RETURN_IF_ERROR(
-        library.Check(library->prefill(&launch, stream.handle()), device_.name() + ": paged attention of many rows"));
-  }
+  DT_RETURN_IF_ERROR(RunMany(stream, shape, call));
   if (plan_.spans.empty()) return absl::OkStatus();
   AttentionLaunch launch{call};
   launch.grid = plan_.grid;
@@ -298,6 +311,29 @@ absl::Status CudaAttention::Run(CudaStream& stream, const CudaAttentionShape& sh
   launch.arrived = reinterpret_cast<int32_t*>(arrived_->data());
   launch.tiles = plan_.tiles;
   return library.Check(library->attention(&launch, &limits, stream.handle()), device_.name() + ": paged attention");
+}
+
+absl::Status CudaAttention::RunMany(CudaStream& stream, const CudaAttentionShape& shape,
+                                    const AttentionCall& call) const {
+  const CudaLibrary& library = device_.library();
+  for (const PrefillPass& pass : prefill_plan_.passes) {
+    PrefillLaunch launch{call};
+    launch.grid = prefill_plan_.grid;
+    launch.tiles = tiles_;
+    launch.first_tile = first_tile_ + pass.first_tile;
+    launch.arena = shape.arena;
+    launch.arena_bytes = shape.arena_bytes;
+    if (folds_) launch.fold = fold_->data();
+    if (pass.joins > 0) {
+      launch.joins = joins_ + pass.first_join;
+      launch.join_count = pass.joins;
+      launch.piece_ml = reinterpret_cast<float*>(tile_pieces_->data());
+      launch.piece_o = launch.piece_ml + TilePieceRows() * 2;
+    }
+    DT_RETURN_IF_ERROR(
+        library.Check(library->prefill(&launch, stream.handle()), device_.name() + ": paged attention of many rows"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -73,9 +73,14 @@ class CudaAttention {
  public:
   // Which kernel attends items that both could: the faster one, or always the same. kForManyRowsWhole: and no thread
   // blocks share a tile.
-  enum class Kernel { kFaster, kForFewRows, kForManyRows, kForManyRowsWhole };
+  // kBatchInvariant: that for many rows, with keys in fixed pieces (PlanFixedPrefill), so that a row's bits
+  // depend on its query and on what it sees only; Plan returns kFailedPrecondition for what that kernel does not take.
+  enum class Kernel { kFaster, kForFewRows, kForManyRows, kForManyRowsWhole, kBatchInvariant };
 
   explicit CudaAttention(CudaDevice& device, Kernel kernel = Kernel::kFaster);
+
+  // kFailedPrecondition, saying why: of such heads, or on this GPU, kBatchInvariant is not to be had.
+  absl::Status CheckInvariant(const CudaAttentionShape& shape) const;
 
   // Plans a step and enqueues its upload. Memory grows to the largest plan so far: kResourceExhausted if it is not
   // there. kInvalidArgument, naming the item, for what the contract refuses. Waits, on the host, only for the upload of
@@ -98,12 +103,16 @@ class CudaAttention {
     CudaEvent copied;
   };
 
+  absl::Status PlanMany(CudaStream& stream, const CudaAttentionShape& shape, std::span<const PrefillItem> items);
+  absl::Status RunMany(CudaStream& stream, const CudaAttentionShape& shape, const AttentionCall& call) const;
+  bool Takes(const CudaAttentionShape& shape) const;
   // Which items the kernel for many rows attends.
   std::vector<bool> Choose(const CudaAttentionShape& shape, std::span<const CudaAttentionItem> items,
                            std::span<const PlannedItem> planned) const;
   absl::Status Upload(CudaStream& stream, std::span<const CudaAttentionItem> items, int window);
   absl::Status GrowPieces(CudaStream& stream, int tiles, int value_dim);
   absl::Status GrowTilePieces(CudaStream& stream, int value_dim);
+  int64_t TilePieceRows() const;
 
   CudaDevice& device_;
   const Kernel kernel_;
@@ -114,6 +123,8 @@ class CudaAttention {
   std::unique_ptr<Buffer> plan_memory_;  // extent, items, spans, parts, first nodes, joins, tiles
   std::unique_ptr<Buffer> piece_o_, piece_ml_, arrived_;
   std::unique_ptr<Buffer> tile_pieces_;  // PrefillLaunch's piece_ml and piece_o
+  std::unique_ptr<Buffer> fold_;         // PrefillLaunch's
+  bool folds_ = false;                   // the plan's launches have it
   AttentionExtent* extent_ = nullptr;    // these in plan_memory_
   DeviceAttentionItem* items_ = nullptr;
   AttentionSpan* spans_ = nullptr;

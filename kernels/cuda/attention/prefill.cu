@@ -5,8 +5,10 @@ namespace {
 
 template <KvType kType, bool kWireBF16, int D>
 int LaunchDim(const PrefillLaunch& call, void* stream) {
-  return call.join_count > 0 ? LaunchPrefillShape<PrefillShape<kType, kWireBF16, D, true>>(call, stream)
-                             : LaunchPrefillShape<PrefillShape<kType, kWireBF16, D, false>>(call, stream);
+  if (call.fold != nullptr)
+    return LaunchPrefillShape<PrefillShape<kType, kWireBF16, D, PrefillForm::kFolds>>(call, stream);
+  return call.join_count > 0 ? LaunchPrefillShape<PrefillShape<kType, kWireBF16, D, PrefillForm::kPieces>>(call, stream)
+                             : LaunchPrefillShape<PrefillShape<kType, kWireBF16, D, PrefillForm::kWhole>>(call, stream);
 }
 
 template <KvType kType, bool kWireBF16>
@@ -32,7 +34,8 @@ int LaunchTiles(const PrefillLaunch& launch, void* stream) {
 bool HasCode() {
   static const bool has = [] {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, PrefillKernel<PrefillShape<KvType::kBF16, true, 128, false>>) ==
+    return cudaFuncGetAttributes(&attributes,
+                                 PrefillKernel<PrefillShape<KvType::kBF16, true, 128, PrefillForm::kWhole>>) ==
                cudaSuccess &&
            attributes.binaryVersion == 90 && attributes.ptxVersion >= 90;
   }();

@@ -105,6 +105,14 @@ __device__ __forceinline__ void LastValues(const PrefillShared<S>& shared,
   value_state.Next();
 }
 
+inline constexpr int kFixedPieceTokens = kFixedPieceBlocks * CudaKvLayout::kTokens;
+
+// The thread block's, of PrefillLaunch::fold.
+template <typename S>
+__device__ __forceinline__ float4* FoldMemory(const PrefillLaunch& p) {
+  return reinterpret_cast<float4*>(p.fold + blockIdx.x * PrefillFoldBytes(S::kDim));
+}
+
 // One of the attending warpgroups. What a tile needs is in variables, and not in members of one value: the compiler
 // then keeps what describes matrices from step to step.
 template <typename S>
@@ -119,21 +127,33 @@ __device__ __forceinline__ void Attend(const PrefillLaunch& p, const PrefillShar
     const PrefillSlot& slot = shared.slots[number % kSlots];
     const int segments = slot.tile.segments;
     if (segments < 0) return;
+    const int absent = slot.tile.absent;
     const int row = slot.tile.row0 + my_row;
     rows.Begin(p, slot, row);
     const uint32_t queries = shared.queries + query_state.stage * S::kQueryBytes + group * 64 * S::kSlab;
-    const int steps = (segments + S::kBlocks - 1) / S::kBlocks;
-    int token0 = slot.tile.first_segment * CudaKvLayout::kTokens + (steps - 1) * S::kKeys;
+    const int steps = (absent + segments + S::kBlocks - 1) / S::kBlocks;
+    int token0 = (slot.tile.first_segment - absent) * CudaKvLayout::kTokens + (steps - 1) * S::kKeys;
+    bool has_folded = false;
     if (steps > 0) {
       FirstStep<S>(p, shared, queries, token0, key_state, rows);
       for (int step = 1; step < steps; ++step) {
+        const bool ends_piece = S::kFolds && token0 % kFixedPieceTokens == 0;
         token0 -= S::kKeys;
-        NextStep<S>(p, shared, group, queries, token0, key_state, value_state, rows);
+        if (ends_piece) {
+          LastValues<S>(shared, value_state, rows);
+          rows.Fold(FoldMemory<S>(p), !has_folded, /*is_last=*/false);
+          rows.BeginPiece();
+          has_folded = true;
+          FirstStep<S>(p, shared, queries, token0, key_state, rows);
+        } else {
+          NextStep<S>(p, shared, group, queries, token0, key_state, value_state, rows);
+        }
       }
     }
     shared.query_ring.ConsumerRelease(query_state);
     query_state.Next();
     if (steps > 0) LastValues<S>(shared, value_state, rows);
+    if (S::kFolds && has_folded) rows.Fold(FoldMemory<S>(p), /*is_first=*/false, /*is_last=*/true);
     rows.Write(p, slot, row);
   }
 }

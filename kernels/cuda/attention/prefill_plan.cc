@@ -159,6 +159,7 @@ absl::Status AddTiles(const PrefillItem& item, int group, int window, int token_
 
 PrefillTile PieceOf(PrefillTile tile, const Work& work) {
   const int32_t behind = tile.segments - work.first - work.blocks;
+  if (work.first > 0) tile.absent = 0;
   tile.first_segment += work.first;
   tile.segments = work.blocks;
   tile.last_block -= behind;
@@ -181,6 +182,58 @@ std::vector<PrefillJoin> JoinsOf(const Dealt& dealt, std::span<const PrefillTile
   return joins;
 }
 
+// Adds what was dealt out as the plan's next pass.
+void AddPass(const Dealt& dealt, std::span<const PrefillTile> tiles, std::vector<PrefillJoin> joins,
+             PrefillPlan& plan) {
+  const auto before = static_cast<int32_t>(plan.tiles.size());
+  PrefillPass& pass = plan.passes.emplace_back();
+  pass.first_tile = static_cast<int32_t>(plan.first_tile.size());
+  pass.first_join = static_cast<int32_t>(plan.joins.size());
+  pass.joins = static_cast<int32_t>(joins.size());
+  plan.joins.insert(plan.joins.end(), joins.begin(), joins.end());
+  plan.pieces = std::max(plan.pieces, dealt.pieces);
+  std::vector<int32_t> first(plan.grid + 1, 0);
+  for (const int32_t block : dealt.taker) ++first[block + 1];
+  first[0] = before;
+  for (int32_t block = 0; block < plan.grid; ++block) first[block + 1] += first[block];
+  plan.first_tile.insert(plan.first_tile.end(), first.begin(), first.end());
+  plan.tiles.resize(before + dealt.work.size());
+  for (size_t i = 0; i < dealt.work.size(); ++i)
+    plan.tiles[first[dealt.taker[i]]++] = PieceOf(tiles[dealt.work[i].tile], dealt.work[i]);
+}
+
+// How many pieces the tile has that are cut at every kFixedPieceBlocks-th segment.
+int32_t FixedPiecesOf(const PrefillTile& tile) {
+  if (tile.segments == 0) return 1;
+  return (tile.first_segment + tile.segments - 1) / kFixedPieceBlocks - tile.first_segment / kFixedPieceBlocks + 1;
+}
+
+void AddFixedPieces(const Work& tile, const PrefillTile& of, Dealt& dealt) {
+  for (int32_t first = 0; first < tile.blocks;) {
+    const int32_t cut = ((of.first_segment + first) / kFixedPieceBlocks + 1) * kFixedPieceBlocks - of.first_segment;
+    const int32_t end = std::min(cut, tile.blocks);
+    // Thread blocks go through the same keys at the same time: they find them in the L2.
+    const int32_t phase = (of.first_segment + first) / kFixedPieceBlocks;
+    dealt.work.push_back({phase, end - first, tile.tile, first, dealt.pieces++});
+    first = end;
+  }
+}
+
+// Launches are recorded with how many joins they have: few such numbers, with joins of nothing.
+std::vector<PrefillJoin> Padded(std::vector<PrefillJoin> joins) {
+  size_t count = joins.empty() ? 0 : 1;
+  while (count < joins.size()) count *= 2;
+  joins.resize(count);
+  return joins;
+}
+
+absl::Status CheckPlan(std::span<const PrefillItem> items, int multiprocessors, int most_pieces) {
+  if (items.empty() || multiprocessors < 1 || most_pieces < 0 || most_pieces > kMostPieces)
+    return InvalidArgument("prefill plan: ", items.size(), " items on ", multiprocessors, " multiprocessors, ",
+                           most_pieces, " pieces for each");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<bool> ChoosePrefill(std::span<const PlannedItem> items, int group) {
@@ -191,25 +244,56 @@ std::vector<bool> ChoosePrefill(std::span<const PlannedItem> items, int group) {
 
 absl::StatusOr<PrefillPlan> PlanPrefill(std::span<const PrefillItem> items, int group, int window, int multiprocessors,
                                         int token_bytes, int most_pieces) {
-  if (items.empty() || multiprocessors < 1 || most_pieces < 0 || most_pieces > kMostPieces)
-    return InvalidArgument("prefill plan: ", items.size(), " items on ", multiprocessors, " multiprocessors, ",
-                           most_pieces, " pieces for each");
+  DT_RETURN_IF_ERROR(CheckPlan(items, multiprocessors, most_pieces));
   std::vector<PrefillTile> tiles;
   std::vector<Work> work;
   for (const PrefillItem& item : items) DT_RETURN_IF_ERROR(AddTiles(item, group, window, token_bytes, tiles, work));
   const Dealt dealt = DivideAndDealOut(std::move(work), multiprocessors, most_pieces * multiprocessors);
   PrefillPlan plan;
   plan.grid = multiprocessors;
-  plan.joins = JoinsOf(dealt, tiles);
-  plan.pieces = dealt.pieces;
-  plan.first_tile.assign(plan.grid + 1, 0);
-  for (const int32_t block : dealt.taker) ++plan.first_tile[block + 1];
-  for (int32_t block = 0; block < plan.grid; ++block) plan.first_tile[block + 1] += plan.first_tile[block];
-  std::vector<int32_t> next(plan.first_tile.begin(), plan.first_tile.end() - 1);
-  plan.tiles.resize(dealt.work.size());
-  for (size_t i = 0; i < dealt.work.size(); ++i)
-    plan.tiles[next[dealt.taker[i]]++] = PieceOf(tiles[dealt.work[i].tile], dealt.work[i]);
+  AddPass(dealt, tiles, JoinsOf(dealt, tiles), plan);
   return plan;
+}
+
+absl::StatusOr<PrefillPlan> PlanFixedPrefill(std::span<const PrefillItem> items, int group, int window,
+                                             int multiprocessors, int token_bytes, int step_blocks) {
+  DT_RETURN_IF_ERROR(CheckPlan(items, multiprocessors, 0));
+  std::vector<PrefillTile> tiles;
+  std::vector<Work> work;
+  for (const PrefillItem& item : items) {
+    const size_t before = tiles.size();
+    DT_RETURN_IF_ERROR(AddTiles(item, group, window, token_bytes, tiles, work));
+    // What a shard of tokens lacks at its beginning is no window's: the kernel would take it for tokens.
+    if (item.rows.token_begin > 0) continue;
+    for (PrefillTile& tile : std::span(tiles).subspan(before))
+      if (tile.segments > 0) tile.absent = tile.first_segment % step_blocks;
+  }
+  const int64_t share = (CostOf(work) / multiprocessors + 1) * kMostOfShare / 100;
+  const int32_t most = kFixedPieces * multiprocessors;
+  PrefillPlan plan;
+  plan.grid = multiprocessors;
+  Dealt dealt;
+  const auto end_pass = [&] {
+    DealOut(multiprocessors, dealt);
+    AddPass(dealt, tiles, Padded(JoinsOf(dealt, tiles)), plan);
+    dealt = {};
+  };
+  for (const Work& tile : work) {
+    const PrefillTile& of = tiles[tile.tile];
+    if (tile.cost() <= share || FixedPiecesOf(of) == 1) {
+      dealt.work.push_back(tile);
+      continue;
+    }
+    if (!dealt.work.empty() && dealt.pieces + FixedPiecesOf(of) > most) end_pass();
+    AddFixedPieces(tile, of, dealt);
+  }
+  end_pass();
+  return plan;
+}
+
+bool HasFixedPieces(const PrefillPlan& plan) {
+  return std::any_of(plan.tiles.begin(), plan.tiles.end(),
+                     [](const PrefillTile& tile) { return tile.piece >= 0 || FixedPiecesOf(tile) > 1; });
 }
 
 }  // namespace dovetail::kernels::cuda

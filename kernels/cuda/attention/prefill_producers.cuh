@@ -32,7 +32,7 @@ __device__ __forceinline__ void ForEachBlock(const PrefillLaunch& p, int my_bloc
     // Lanes know a block each of the 32 at hand and of the 32 behind them.
     const auto block_at = [&](int from_last) -> const std::byte* {
       if (from_last >= walk.steps * S::kBlocks) return nullptr;
-      return tile.last_block[-max(from_last - walk.absent, 0)];
+      return tile.last_block[-max(min(from_last, walk.first) - walk.absent, 0)];
     };
     const std::byte *known = block_at(lane), *further = block_at(32 + lane), *block = nullptr, *before = nullptr;
     walk.ForEach([&](int step, bool values) {

@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/cuda/attention/attention_output.cuh"
+#include "kernels/cuda/attention/prefill_fold.cuh"
 #include "kernels/cuda/attention/prefill_shape.cuh"
 #include "kernels/cuda/primitives/attention_wgmma.cuh"
 #include "kernels/cuda/primitives/quads.cuh"
@@ -25,11 +26,15 @@ struct PrefillRowsState {
   int begin[2], end[2];    // visible tokens of the two rows
   int all_begin, all_end;  // tokens that every row of the warpgroup sees
 
-  __device__ __forceinline__ void Begin(const PrefillLaunch& p, const PrefillSlot& slot, int row) {
+  __device__ __forceinline__ void BeginPiece() {
 #pragma unroll
     for (int j = 0; j < kOutTiles; ++j) o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0;
     m[0] = m[1] = -INFINITY;
     l[0] = l[1] = 0;
+  }
+
+  __device__ __forceinline__ void Begin(const PrefillLaunch& p, const PrefillSlot& slot, int row) {
+    BeginPiece();
     const int last = slot.item.q_rows * p.group - 1;
     const auto position = [&](int r) { return slot.item.first_position + min(r, last) / p.group; };
     const auto begin_of = [&](int at) { return p.window > 0 ? max(at - p.window + 1, 0) : 0; };
@@ -134,6 +139,40 @@ struct PrefillRowsState {
       w[k][2] = S::Math::Pack(s[2 * k + 1][0], s[2 * k + 1][1]);
       w[k][3] = S::Math::Pack(s[2 * k + 1][2], s[2 * k + 1][3]);
     }
+  }
+
+  // Folds the piece at hand with those behind it, of which `memory` has what there is: of every thread (o, then m and
+  // l), sixteen bytes of it at a time. What results is in o, m and l; it also stays there, unless it is the tile's
+  // last.
+  __device__ __forceinline__ void Fold(float4* memory, bool is_first, bool is_last) {
+    float4* const mine = memory + threadIdx.x;
+    constexpr int kThreads = kPrefillGroups * 128;
+    float sum[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] = l[half] + __shfl_xor_sync(~0u, l[half], 1);
+      sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+    }
+    if (!is_first) {
+      const float4 ml = __ldcg(mine + kOutTiles * kThreads);
+      Folded all[2] = {{ml.x, ml.y}, {ml.z, ml.w}};
+      const FoldFactors factors[2] = {FoldPiece(all[0], m[0], sum[0]), FoldPiece(all[1], m[1], sum[1])};
+#pragma unroll
+      for (int j = 0; j < kOutTiles; ++j) {
+        const float4 before = __ldcg(mine + j * kThreads);
+        o[j][0] = FoldSum(factors[0], before.x, o[j][0]), o[j][1] = FoldSum(factors[0], before.y, o[j][1]);
+        o[j][2] = FoldSum(factors[1], before.z, o[j][2]), o[j][3] = FoldSum(factors[1], before.w, o[j][3]);
+      }
+      m[0] = all[0].m, m[1] = all[1].m;
+      sum[0] = all[0].l, sum[1] = all[1].l;
+    }
+    if (is_last) {  // four threads have a row: their sum is l
+      l[0] = Quarter() == 0 ? sum[0] : 0.0f, l[1] = Quarter() == 0 ? sum[1] : 0.0f;
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kOutTiles; ++j) __stcg(mine + j * kThreads, make_float4(o[j][0], o[j][1], o[j][2], o[j][3]));
+    __stcg(mine + kOutTiles * kThreads, make_float4(m[0], sum[0], m[1], sum[1]));
   }
 
   __device__ __forceinline__ void Write(const PrefillLaunch& p, const PrefillSlot& slot, int row) const {

@@ -17,12 +17,15 @@ __host__ __device__ constexpr int PrefillUnit(int dim) { return 2 * dim % 256 ==
 inline constexpr int kPrefillGroups = 2;  // warpgroups that attend
 inline constexpr int kQueryWarps = 3;
 
+// Whether tiles are whole; some may be pieces; or these are fixed and thread blocks fold several (PrefillLaunch::fold).
+// Each is a kernel of its own, which is compiled as if there were no others.
+enum class PrefillForm { kWhole, kPieces, kFolds };
+
 // Keys and values of a type, for heads of D dimensions. Those of 8 bits become f16 on their way, as queries do.
-// kHasPieces: some tiles may be pieces. Launches without any have a kernel of their own, which is compiled as if there
-// were none.
-template <KvType kType, bool kWireIsBF16, int D, bool kHasPieces>
+template <KvType kType, bool kWireIsBF16, int D, PrefillForm kForm>
 struct PrefillShape {
-  static constexpr bool kPieces = kHasPieces;
+  static constexpr bool kPieces = kForm != PrefillForm::kWhole;
+  static constexpr bool kFolds = kForm == PrefillForm::kFolds;
   static constexpr bool kWide = kType != KvType::kE4M3;
   static constexpr bool kBF16 = kType == KvType::kBF16;  // products
   static constexpr bool kWireBF16 = kWireIsBF16;         // q and o
@@ -32,7 +35,7 @@ struct PrefillShape {
   static constexpr int kRowBytes = D * (kWide ? 2 : 1);                    // in a block
   static constexpr int kSlab = D % 64 == 0 ? 128 : D % 32 == 0 ? 64 : 32;  // bytes of a row that lie together
   static constexpr int kSlabs = 2 * D / kSlab;
-  static constexpr int kBlocks = D > 128 ? 1 : 2;  // of a step
+  static constexpr int kBlocks = PrefillStepBlocks(D);  // of a step
   static constexpr int kKeys = kBlocks * CudaKvLayout::kTokens;
   static constexpr int kStages = 2;
   static constexpr int kQueryStages = D > 128 ? 1 : 2;
@@ -101,19 +104,21 @@ __device__ __forceinline__ constexpr int SlabOffset(int rows, int row, int byte)
 // The steps of a tile are numbered from its first keys on and done from the last to the first.
 template <typename S>
 struct TileSteps {
-  int steps, absent, last_tokens;
+  int steps, absent, last_tokens, first;
 
   __device__ __forceinline__ explicit TileSteps(const PrefillTile& tile)
-      : steps((tile.segments + S::kBlocks - 1) / S::kBlocks),
-        absent(steps * S::kBlocks - tile.segments),  // blocks of the last step that are not there
-        last_tokens(tile.last_tokens) {}
+      : steps((tile.absent + tile.segments + S::kBlocks - 1) / S::kBlocks),
+        absent(steps * S::kBlocks - tile.absent - tile.segments),  // blocks of the last step that are not there
+        last_tokens(tile.last_tokens),
+        first(absent + tile.segments - 1) {}  // the number of the first block that is there
 
   // A block's number, counted from the last one, absent ones included.
   __device__ __forceinline__ int FromLast(int step, int block) const { return (steps - step) * S::kBlocks - 1 - block; }
   // Tokens of a block that are there.
   __device__ __forceinline__ int Tokens(int step, int block) const {
     const int from_last = FromLast(step, block);
-    return from_last < absent ? 0 : from_last == absent ? last_tokens : CudaKvLayout::kTokens;
+    if (from_last < absent || from_last > first) return 0;
+    return from_last == absent ? last_tokens : CudaKvLayout::kTokens;
   }
   // each(step, values) in the order in which keys and values are needed: keys, keys, values, keys, values, ..., values.
   template <typename Each>
