@@ -13,9 +13,12 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::
                                                                        AttentionWorkerCore& core, uint32_t kv_blocks,
                                                                        int micro_batches,
                                                                        exchange::SharedGpu* shared_gpu,
-                                                                       KvStorage storage) {
+                                                                       KvStorage storage, bool deterministic) {
   if (auto* gpu = dynamic_cast<kernels::cuda::CudaDevice*>(&device); gpu != nullptr)
-    return CudaAttentionExecutor::Create(*gpu, core, kv_blocks, micro_batches, shared_gpu, storage);
+    return CudaAttentionExecutor::Create(*gpu, core, kv_blocks, micro_batches, shared_gpu, storage, deterministic);
+  if (deterministic)
+    return FailedPrecondition("--deterministic: layers run on GPUs, and ", device.name(),
+                              " attends in another order than they; attend on GPUs of their kind");
   if (shared_gpu != nullptr) return Internal(device.name(), " is no GPU to be shared");
   return AttentionExecutor::Create(device, core, kv_blocks, micro_batches, storage);
 }

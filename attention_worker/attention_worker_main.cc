@@ -40,6 +40,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     options.snapshot_percent = options_.snapshot_percent;
     options.model_digest = configuration.model_digest;
     options.digests = options_.digests;
+    options.deterministic = configuration.deterministic;
     options.reports_cache = true;
     auto node = AttentionWorkerNode::Create(configuration.attention, options, device_, connector_, SystemClock(),
                                             options_.shared_gpu, storage);

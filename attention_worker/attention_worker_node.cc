@@ -47,8 +47,9 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
   AttentionWorkerOptions own = options;
   own.block_bytes = KvBlockBytes(table, storage);
   std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, own, device, port, clock, shared_gpu));
-  DT_ASSIGN_OR_RETURN(node->executor_, MakeAttentionBackend(device, node->core_, options.kv_blocks,
-                                                            options.micro_batches, shared_gpu, storage));
+  DT_ASSIGN_OR_RETURN(node->executor_,
+                      MakeAttentionBackend(device, node->core_, options.kv_blocks, options.micro_batches, shared_gpu,
+                                           storage, options.deterministic));
   node->actions_.reserve(16);
   node->queries_.reserve(options.micro_batches);
   return node;

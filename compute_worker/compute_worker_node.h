@@ -47,6 +47,9 @@ struct ComputeWorkerTuning {
   bool rank_rows_on_device = false;
   // Of other processes: they name each other memory of their GPUs, where that can be (rank_reach.h).
   bool names_rank_memory = true;
+  // As ComputeWorkerOptions has it; attention workers attend prompts, too. kFailedPrecondition: not such a GPU.
+  // kUnimplemented: not such a model.
+  bool deterministic = false;
   // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (peer_crossing.h).
   exchange::GpuExchangeMeans exchange;
 };

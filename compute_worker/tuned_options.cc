@@ -25,13 +25,14 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   options.gather_piece_bytes = tuning.gather_piece_bytes;
   options.hand_over_at_end = tuning.hand_over_at_end;
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
+  options.deterministic = tuning.deterministic && tuning.dense != nullptr;
   if (tuning.dense != nullptr) {
     // Unless it is asked for, prompts of steps between GPUs are attended where the blocks are: both GPUs work then.
     // Those of models with linear states go through the hosts in any case.
     const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes && !tuning.prompts_here &&
                         !table.has_linear() && GpuLinks::Supports(table).ok();
     const bool shares = tuning.shared_gpu != nullptr;
-    const bool elsewhere = linked || (shares && !tuning.attends_elsewhere);
+    const bool elsewhere = linked || (shares && !tuning.attends_elsewhere) || options.deterministic;
     options.prompt_blocks =
         elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
     options.hosts_apart = shares && tuning.attends_elsewhere;

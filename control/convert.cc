@@ -221,6 +221,7 @@ void ToProto(const ModelSummary& model, pb::Model& out) {
   out.set_weight_bytes(model.weight_bytes);
   out.set_hidden_size(static_cast<uint32_t>(model.hidden_size));
   out.set_kv_storage(static_cast<uint32_t>(model.kv_storage));
+  out.set_deterministic(model.deterministic);
 }
 
 absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
@@ -277,6 +278,7 @@ absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
   model.hidden_size = static_cast<int64_t>(in.hidden_size());
   DT_RETURN_IF_ERROR(CheckRange("model.kv_storage", in.kv_storage(), 0, static_cast<uint64_t>(KvStorage::kInt8)));
   model.kv_storage = static_cast<KvStorage>(in.kv_storage());
+  model.deterministic = in.deterministic();
   return model;
 }
 
@@ -433,6 +435,7 @@ void ToProto(const Configuration& configuration, pb::Configuration& out) {
   out.set_micro_batches(configuration.micro_batches);
   out.set_max_step_tokens(configuration.max_step_tokens);
   out.set_kv_storage(static_cast<uint32_t>(configuration.kv_storage));
+  out.set_deterministic(configuration.deterministic);
 }
 
 absl::StatusOr<Configuration> FromProto(const pb::Configuration& in) {
@@ -446,6 +449,7 @@ absl::StatusOr<Configuration> FromProto(const pb::Configuration& in) {
   DT_RETURN_IF_ERROR(
       CheckRange("configuration.kv_storage", in.kv_storage(), 0, static_cast<uint64_t>(KvStorage::kInt8)));
   configuration.kv_storage = static_cast<KvStorage>(in.kv_storage());
+  configuration.deterministic = in.deterministic();
   return configuration;
 }
 

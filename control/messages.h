@@ -69,6 +69,7 @@ struct ModelSummary {
   uint64_t weight_bytes = 0;
   int64_t hidden_size = 0;  // of a token's hidden state; 0: not said
   KvStorage kv_storage = KvStorage::kAsSent;
+  bool deterministic = false;  // layers run on GPUs with --deterministic
 };
 
 struct Capabilities {
@@ -153,6 +154,7 @@ struct Configuration {
   int micro_batches = 1;
   int max_step_tokens = 0;
   KvStorage kv_storage = KvStorage::kAsSent;  // in which compute workers attend prompts
+  bool deterministic = false;                 // as the model's
 };
 
 struct Peer {

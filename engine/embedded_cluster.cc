@@ -211,6 +211,7 @@ absl::Status EmbeddedCluster::BuildAttentionWorkers(kernels::Device& device, con
     options.model_digest = options_.scheduler.model_digest;
     options.poison_freed = options_.poison_freed_kv;
     options.digests = options_.digests;
+    options.deterministic = options_.compute.deterministic && options_.compute.dense != nullptr;
     options.reports_cache = options_.scheduler.tell_cache && options_.scheduler.enable_prefix_caching;
     const auto pair = std::find(pairs_.begin(), pairs_.end(), i);
     const auto partner = static_cast<size_t>(pair - pairs_.begin());  // the compute worker

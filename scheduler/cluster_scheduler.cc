@@ -225,6 +225,7 @@ void ClusterScheduler::On(const SendConfiguration& action) {
   configuration.attention = members_.model()->attention;
   configuration.model_digest = members_.model()->digest;
   configuration.kv_storage = members_.model()->kv_storage;
+  configuration.deterministic = members_.model()->deterministic;
   configuration.micro_batches = kMaxMicroBatches;  // more come into use with more compute workers
   configuration.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   pb::SchedulerOrder order;

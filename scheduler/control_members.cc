@@ -117,6 +117,10 @@ absl::Status ControlMembers::CheckModel(const control::JoinRequest& request) con
     return FailedPrecondition(request.name, ": attends K and V ", std::string(Name(request.model->kv_storage)),
                               ", but this cluster's compute workers ", std::string(Name(model_->kv_storage)),
                               "; give it the same --kv-cache-dtype, or start another scheduler");
+  if (request.model->deterministic != model_->deterministic)
+    return FailedPrecondition(request.name, ": runs ", request.model->deterministic ? "with" : "without",
+                              " --deterministic on a GPU, and this cluster's compute workers do not; start all of "
+                              "them alike");
   if (request.model->digest == model_->digest && request.model->attention.op_group == model_->attention.op_group &&
       request.model->attention.groups == model_->attention.groups)
     return absl::OkStatus();

@@ -122,6 +122,7 @@ struct AttentionWorkerOptions {
   uint64_t block_bytes = 0;          // of a KvBlock; 0: linear states are not given to other workers
   bool poison_freed = false;         // fill KvBlocks that no sequence holds with NaN: for tests, what reads one shows
   Digests digests = Digests::kNone;  // --kv-checksums
+  bool deterministic = false;        // as MakeAttentionBackend has it
   bool reports_cache = false;        // kCacheChanged to the scheduler, whenever something did
 };
 

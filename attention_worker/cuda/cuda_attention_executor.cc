@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
                                                                                 AttentionWorkerCore& core,
                                                                                 uint32_t kv_blocks, int micro_batches,
                                                                                 exchange::SharedGpu* shared_gpu,
-                                                                                KvStorage storage) {
+                                                                                KvStorage storage, bool deterministic) {
   DT_RETURN_IF_ERROR(CheckTable(core.table()));
   DT_RETURN_IF_ERROR(CheckKvStorage(core.table(), storage, device.name()));
   DT_ASSIGN_OR_RETURN(kernels::cuda::CudaStream* const stream, device.WorkerStream());
@@ -91,15 +91,31 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
                         CudaStateExecutor::Create(device, *stream, core, std::move(arena),
                                                   static_cast<int>(executor->micro_batches_.size())));
   }
+  using kernels::cuda::CudaAttention;
+  const auto kernel = deterministic ? CudaAttention::Kernel::kBatchInvariant : CudaAttention::Kernel::kFaster;
   for (MicroBatch& batch : executor->micro_batches_) {
     batch.incoming = std::make_unique<IncomingRows>(device);
     batch.groups.resize(core.table().group_count());
     for (GroupStep& group : batch.groups) {
-      group.attention = std::make_unique<kernels::cuda::CudaAttention>(device);
+      group.attention = std::make_unique<CudaAttention>(device, kernel);
       group.tables = std::make_unique<kernels::cuda::StagedUpload>(device);
     }
   }
+  if (deterministic) DT_RETURN_IF_ERROR(executor->CheckDeterministic());
   return std::unique_ptr<AttentionBackend>(std::move(executor));
+}
+
+absl::Status CudaAttentionExecutor::CheckDeterministic() const {
+  if (core_.table().has_linear())
+    return Unimplemented(
+        "--deterministic: linear layers on a GPU add tokens to states one by one or many at a time, "
+        "as they come; leave the flag out, or take CPUs");
+  const kernels::cuda::CudaAttention attention(device_, kernels::cuda::CudaAttention::Kernel::kBatchInvariant);
+  for (int g = 0; g < core_.table().group_count(); ++g) {
+    const absl::Status takes = attention.CheckInvariant(ShapeOf(LayerGroup(static_cast<uint16_t>(g))));
+    if (!takes.ok()) return Annotate(takes, "--deterministic");
+  }
+  return absl::OkStatus();
 }
 
 CudaAttentionShape CudaAttentionExecutor::ShapeOf(LayerGroup group) const {

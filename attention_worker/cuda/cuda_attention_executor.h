@@ -24,11 +24,9 @@ class CudaAttentionExecutor final : public AttentionBackend {
  public:
   // kUnimplemented for other types than bf16 and f16; kResourceExhausted when the device has no
   // room for kv_blocks blocks. `device`, `core` and `shared_gpu`, which may be null, outlive it.
-  static absl::StatusOr<std::unique_ptr<AttentionBackend>> Create(kernels::cuda::CudaDevice& device,
-                                                                  AttentionWorkerCore& core, uint32_t kv_blocks,
-                                                                  int micro_batches,
-                                                                  exchange::SharedGpu* shared_gpu = nullptr,
-                                                                  KvStorage storage = KvStorage::kAsSent);
+  static absl::StatusOr<std::unique_ptr<AttentionBackend>> Create(
+      kernels::cuda::CudaDevice& device, AttentionWorkerCore& core, uint32_t kv_blocks, int micro_batches,
+      exchange::SharedGpu* shared_gpu = nullptr, KvStorage storage = KvStorage::kAsSent, bool deterministic = false);
 
   static size_t BlockBytes(const proto::AttentionTable& table, KvStorage storage);
 
@@ -126,6 +124,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   std::vector<kernels::cuda::CudaAttentionItem> ItemsOf(MicroBatchId id, LayerGroup group, const float* sinks,
                                                         const std::vector<const std::byte* const*>& blocks);
   Crossing& CrossingOf(const exchange::Seam& seam) const;
+  absl::Status CheckDeterministic() const;
   static bool OnDevice(const MicroBatch& batch);  // payloads are device memory
   // Of a step between GPUs with token shards: queries and answers of `items` lie elsewhere, one partial result a row.
   static void PlaceBetweenGpus(const proto::StepLayout& layout, const proto::SoftmaxSpec& spec, GroupStep& step,

@@ -361,6 +361,8 @@ struct ComputeWorkerOptions {
   // Steps that cross through the hosts have a stream of their own on the device, so that they do not queue behind steps
   // that stay on it.
   bool hosts_apart = false;
+  // On a GPU, a token's results depend on its sequence only, whatever else is in its step (docs/operations.md).
+  bool deterministic = false;
 };
 
 struct ComputeWorkerCounters {

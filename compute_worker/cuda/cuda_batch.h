@@ -64,6 +64,7 @@ struct CudaBatch {
   int64_t rows = 0;
   BufferPtr x;                     // [rows, hidden] f32
   BufferPtr parts;                 // of what is added to x next: [CudaProduct::kMostParts, rows, hidden] f32
+  BufferPtr parts_of_many;         // the same of more than CudaProduct::kMostPartRows rows, once a step has so many
   BufferPtr query, key_value;      // [rows, query heads * key_dim]; [rows, KV heads * key_dim], then v likewise
   std::vector<RopeAngles> angles;  // by rope of the config
   std::unique_ptr<kernels::cuda::StagedUpload> upload;  // ids, positions, and what the way across adds

@@ -31,6 +31,24 @@ bool DrawsNothing(const proto::StepPlan& plan) {
   });
 }
 
+// Which layers have kernels whose bits do not depend on the other rows of a step.
+absl::Status CheckDeterministic(const CudaModel& model) {
+  const kernels::cuda::DeviceLimits limits = model.device().limits();
+  if (limits.major != 9 || limits.minor != 0)
+    return FailedPrecondition("--deterministic: ", model.device().name(),
+                              " is no GPU of compute capability 9.0, for which there are kernels whose results do not "
+                              "depend on the other rows of a step; leave the flag out, or take such a GPU or the CPU");
+  if (model.keeps())
+    return Unimplemented(
+        "--deterministic: weights are kept in 4 or 8 bits, whose kernels depend on the number of "
+        "rows; --gpu-weights dequantise");
+  if (model.model().config().state)
+    return Unimplemented(
+        "--deterministic: this model has linear layers, which on GPUs add tokens of a prompt to their states many at a "
+        "time, and others one by one; leave the flag out, or take --device cpu");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 CudaDense::CudaDense(const CudaModel& model, const proto::AttentionTable& table, CudaStream& stream)
@@ -47,6 +65,7 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
                              ", but the weights on the GPU are not (--kv-cache-dtype)");
     }
   }
+  if (options.deterministic) DT_RETURN_IF_ERROR(CheckDeterministic(model));
   DT_ASSIGN_OR_RETURN(CudaStream* const stream, model.device().WorkerStream());
   std::unique_ptr<CudaDense> dense(new CudaDense(model, table, *stream));
   DT_RETURN_IF_ERROR(dense->Allocate(options, shared_gpu));
@@ -56,7 +75,7 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
 
 absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::SharedGpu* shared_gpu) {
   kernels::cuda::CudaDevice& device = model_.device();
-  DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps()));
+  DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps(), options.deterministic));
   DT_ASSIGN_OR_RETURN(const bool groups, kernels::cuda::GroupsProducts(stream_));
   DT_ASSIGN_OR_RETURN(experts_, kernels::cuda::ExpertProduct::Create(device, model_.expert_scratch_bytes()));
   runner_ = std::make_unique<LaunchRunner>(model_, *product_, *experts_, groups);
@@ -123,12 +142,13 @@ absl::Status CudaDense::LowerSteps() {
   const std::vector<model::LayerStep>& steps = model_.model().steps;
   DT_ASSIGN_OR_RETURN(const LaunchList list, Lower({steps, table_, hidden(), model_.type(), shape_of}));
   for (int parts = 1; parts <= CudaProduct::kMostParts; ++parts)
-    programs_.emplace_back(Fuse(list, {.parts = parts}), steps.size());
+    programs_.emplace_back(Fuse(list, {.parts = parts, .in_order = product_->in_order()}), steps.size());
   return absl::OkStatus();
 }
 
 const LaunchProgram& CudaDense::ProgramFor(int64_t rows) const {
-  return programs_[static_cast<size_t>(CudaProduct::PartsFor(rows)) - 1];
+  const int parts = product_->in_order() ? CudaProduct::kMostParts : CudaProduct::PartsFor(rows);
+  return programs_[static_cast<size_t>(parts) - 1];
 }
 
 absl::StatusOr<std::unique_ptr<CudaLane>> CudaDense::MakeLane(int micro_batches) const {
@@ -206,6 +226,16 @@ absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
   return batch.upload->Reserve(2 * (rows * sizeof(int32_t) + 256) + CudaPeerCrossing::UploadBytes(rows));
 }
 
+absl::Status CudaDense::PlaceParts(MicroBatch& batch) const {
+  if (!product_->in_order() || batch.rows <= CudaProduct::kMostPartRows) return absl::OkStatus();
+  if (batch.parts_of_many == nullptr) {
+    const size_t bytes = static_cast<size_t>(CudaProduct::kMostParts * most_rows_ * hidden()) * sizeof(float);
+    DT_ASSIGN_OR_RETURN(batch.parts_of_many, model_.device().Allocate(bytes));
+  }
+  batch.tensors[static_cast<size_t>(Tensor::kParts)] = batch.parts_of_many->data();
+  return absl::OkStatus();
+}
+
 absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId id, const exchange::Seam& seam) {
   MicroBatch& batch = micro_batches_[id.value()];
   const Lane* const before = batch.lane;
@@ -220,6 +250,7 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   for (const proto::StepEntry& entry : core.PlanOf(id).entries) batch.rows += static_cast<int64_t>(entry.tokens.size());
   if (batch.rows > most_rows_)
     return ResourceExhausted("a step of ", batch.rows, " tokens; ", most_rows_, " is the most on this GPU");
+  DT_RETURN_IF_ERROR(PlaceParts(batch));
   DT_RETURN_IF_ERROR(batch.crossing->Begin(core, batch));
   return EmbedTokens(core, id);
 }

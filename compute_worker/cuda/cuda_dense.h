@@ -97,6 +97,9 @@ class CudaDense final : public DenseBackend {
   // The micro-batch as its lane's sampler knows it.
   MicroBatchId DrawId(const MicroBatch& batch) const { return batch.lane == &shared_ ? batch.id : MicroBatchId(0); }
   absl::Status AllocateMicroBatch(MicroBatch& batch, int64_t rows);
+  // Where products of the step's rows leave parts. Of many rows only products in order do, and few micro-batches have
+  // prompts: memory for those is taken once one comes. kResourceExhausted: there is none.
+  absl::Status PlaceParts(MicroBatch& batch) const;
   absl::Status EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id);
   absl::Status UploadTokens(const ComputeWorkerCore& core, MicroBatchId id, int32_t* ids, int32_t* positions) const;
   absl::Status ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch);

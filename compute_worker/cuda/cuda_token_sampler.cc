@@ -124,7 +124,8 @@ kernels::cuda::GemmCall CudaTokenSampler::HeadCall(size_t count) const {
   kernels::cuda::GemmCall call{};
   call.x = normed_->data();
   call.y = device_logits_->data();
-  call.m = static_cast<int64_t>(count <= kRowStep ? count : (count + kRowStep - 1) / kRowStep * kRowStep);
+  const bool as_it_is = count <= kRowStep && !product_.in_order();
+  call.m = static_cast<int64_t>(as_it_is ? count : (count + kRowStep - 1) / kRowStep * kRowStep);
   call.n = call.y_stride = vocab_;
   call.k = call.x_stride = model_.config().hidden_size;
   call.type = on_device_.type() == WireType::kBF16 ? kernels::cuda::GemmType::kBF16 : kernels::cuda::GemmType::kF16;

@@ -92,8 +92,8 @@ bool NormInRoute(LaunchList& list, size_t at, const FuseFor&) {
 }
 
 // Places of pairs, gated experts, their second products and the sum: few rows do without places, unless weights are in
-// few bits.
-bool PairExperts(LaunchList& list, size_t at, const FuseFor&) {
+// few bits, or sums are made in one order: those of pairs have another than those of tiles.
+bool PairExperts(LaunchList& list, size_t at, const FuseFor& shape) {
   auto* const place = RecordAt<PlaceExpertsRecord>(list, at);
   auto* const gated = RecordAt<GatedExpertsRecord>(list, at + 1);
   const auto* const product = RecordAt<ExpertProductRecord>(list, at + 2);
@@ -104,8 +104,9 @@ bool PairExperts(LaunchList& list, size_t at, const FuseFor&) {
                          product->member.tensor == Tensor::kNone && product->y_is_f32 != 0;
   const bool is_sum = sum->y == product->y && sum->slot == place->slot && sum->size == product->n;
   if (!is_gated || !is_second || !is_sum) return false;
-  const Place expert = place->kept == 0 ? place->expert : Place{};
-  place->may_pair = place->kept == 0 ? 1 : 0;
+  const bool may_pair = place->kept == 0 && !shape.in_order;
+  const Place expert = may_pair ? place->expert : Place{};
+  place->may_pair = may_pair ? 1 : 0;
   gated->expert = expert;
   list[at + 2].record = SummedExpertsRecord{*product, *sum, expert};
   Erase(list, at + 3);

@@ -10,6 +10,8 @@ namespace dovetail::compute {
 struct FuseFor {
   // In how many parts products of the step's rows leave what the next norm sums (CudaProduct::PartsFor); 1: in one.
   int parts = 1;
+  // Rows have the same bits among any others (ComputeWorkerOptions::deterministic).
+  bool in_order = false;
 };
 
 // Replaces launches that follow each other by fewer or cheaper ones that give the same x. A rule sees the list from

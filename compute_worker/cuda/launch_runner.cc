@@ -17,8 +17,9 @@ int32_t Rows(const CudaBatch& batch) { return static_cast<int32_t>(batch.rows); 
 
 }  // namespace
 
-int64_t PaddedRows(int64_t rows) {
-  if (rows <= kProductRowStep || rows > kMostPadded) return rows;
+int64_t PaddedRows(int64_t rows, bool in_order) {
+  // Up to eight rows have a kernel that takes any number of them, unless sums are made in order.
+  if ((rows <= kProductRowStep && !in_order) || rows > kMostPadded) return rows;
   return (rows + kProductRowStep - 1) / kProductRowStep * kProductRowStep;
 }
 
@@ -85,7 +86,7 @@ kernels::cuda::GemmCall LaunchRunner::CallOf(const ProductRecord& record, CudaBa
   call.x = batch.At(record.x);
   call.y = batch.MutableAt(record.y);
   call.bias = BiasOf(StepOf(record.w), record.w.weight);
-  call.m = PaddedRows(batch.rows);
+  call.m = PaddedRows(batch.rows, product_.in_order());
   call.n = record.n;
   call.k = call.x_stride = record.k;
   call.y_stride = record.y_step;
@@ -110,7 +111,7 @@ absl::Status LaunchRunner::Start(const NormRecord& record, CudaBatch& batch) con
     norm.residual = batch.MutableAt({.tensor = Tensor::kParts});
     norm.residual_step = record.size;
     norm.parts = record.parts;
-    norm.part_step = PaddedRows(batch.rows) * record.size;
+    norm.part_step = PaddedRows(batch.rows, product_.in_order()) * record.size;
   }
   norm.weight = Vector(record.w);
   norm.out = batch.MutableAt(record.out);
@@ -176,14 +177,15 @@ absl::Status LaunchRunner::Start(const GatedProductRecord& record, CudaBatch& ba
   const kernels::cuda::GatedProductCall call{.x = batch.At(product.x),
                                              .w = WeightsOf(StepOf(product.w), product.w.weight)->data(),
                                              .y = batch.MutableAt(activation.out),
-                                             .m = PaddedRows(batch.rows),
+                                             .m = PaddedRows(batch.rows, product_.in_order()),
                                              .n = activation.size,
                                              .k = product.k,
                                              .x_stride = product.k,
                                              .w_stride = product.k,
                                              .y_stride = activation.size,
                                              .type = gemm_type(),
-                                             .gelu = activation.gelu};
+                                             .gelu = activation.gelu,
+                                             .rounds_halves = product_.in_order() ? 1 : 0};
   DT_ASSIGN_OR_RETURN(const bool done, kernels::cuda::GatedProduct(batch.stream(), call));
   if (done) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Start(product, batch));

@@ -13,7 +13,7 @@ namespace dovetail::compute {
 
 // Products of few rows take a multiple of eight: fewer sizes to choose algorithms for. The rows beyond are scratch.
 inline constexpr int64_t kProductRowStep = 8;
-int64_t PaddedRows(int64_t rows);
+int64_t PaddedRows(int64_t rows, bool in_order);
 
 // How many rows of one expert a tile has, where experts share so many pairs (row, choice). `groups`: it may have
 // kGroupedTileRows. `kept`: weights are in 4 or 8 bits.

@@ -183,7 +183,9 @@ absl::Status LaunchRunner::StartPairs(const GatedExpertsRecord& record, CudaBatc
 absl::Status LaunchRunner::Start(const GatedExpertsRecord& record, CudaBatch& batch) const {
   if (ByPair(record.product, record.expert, batch)) return StartPairs(record, batch);
   kernels::cuda::ExpertGemmLaunch product = LaunchOf(record.product, batch);
-  if (product.tile_rows != kernels::cuda::kGroupedTileRows || product.bias == nullptr) {
+  // Large tiles have no kernel for both with a bias. In order, small ones do without it, too: it rounds once less.
+  const bool takes_bias = product.tile_rows != kernels::cuda::kGroupedTileRows && !product_.in_order();
+  if (takes_bias || product.bias == nullptr) {
     product.y = batch.MutableAt(record.activation.out);
     product.activation = ActivationOf(record.activation.kind);
     return Multiply(record.product, product, batch);

@@ -9,6 +9,7 @@
 #include "engine/host_limits.h"
 #include "engine/remote_model.h"
 #include "server/cli/capabilities.h"
+#include "server/cli/deterministic_flags.h"
 #include "server/cli/prefill_flags.h"
 
 namespace dovetail::cli {
@@ -42,6 +43,7 @@ absl::Status Introduce(const ComputeWorkerFlags& flags, ComputeRole& role) {
                       engine::SummarizeModel(*model.checkpoint, KvDtypeOf(flags.engine), model.weight_bytes,
                                              options.files, StateDtypeOf(flags.engine)));
   options.model->kv_storage = KvStorageOf(flags.engine.kv_cache_dtype);
+  options.model->deterministic = flags.engine.deterministic && role.loaded.on_gpu != nullptr;
   options.capabilities.arithmetic = ArithmeticOf(flags.engine, *role.device, role.loaded);
   LogInfo("loaded ", options.model->name, ": ", model.weight_bytes >> 20, " MiB of weights");
   return absl::OkStatus();
@@ -53,6 +55,7 @@ absl::Status CheckComputeWorkerFlags(const ComputeWorkerFlags& flags) {
   DT_RETURN_IF_ERROR(CheckPlanes(flags.control, flags.data));
   DT_RETURN_IF_ERROR(CheckTraceFlags(flags.traces));
   DT_RETURN_IF_ERROR(engine::CheckDeviceName("--device", flags.engine.device));
+  DT_RETURN_IF_ERROR(CheckDeterministic(flags.engine, /*attends_on_cpu=*/false));
   return TuningOf(flags.engine).status();
 }
 

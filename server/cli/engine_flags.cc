@@ -21,6 +21,7 @@
 #include "server/cli/attention_places.h"
 #include "server/cli/command_line.h"
 #include "server/cli/compute_devices.h"
+#include "server/cli/deterministic_flags.h"
 #include "server/cli/itl_budget_flag.h"
 #include "server/cli/model_text.h"
 #include "server/cli/prefill_flags.h"
@@ -229,6 +230,7 @@ void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
 void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
   AddWeightFormatFlags(command, flags);
   AddLayerFlags(command, flags);
+  AddDeterministicFlag(command, flags);
 }
 
 void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
@@ -411,6 +413,7 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
 absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) {
   compute::ComputeWorkerTuning tuning;
   tuning.q_first = flags.q_first;
+  tuning.deterministic = flags.deterministic;
   tuning.kv_storage = KvStorageOf(flags.kv_cache_dtype);
   tuning.hand_over_at_end = flags.hand_over == "end";
   tuning.linear_prompts = flags.linear_prompts == "compute";
@@ -433,7 +436,8 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags&
   engine::DeviceRequest request{flags.device, flags.threads, flags.dtype == "float32", KvDtypeOf(flags)};
   request.weight_bytes = compute::CudaModel::WeightBytes(checkpoint.config());
   const bool dummy = flags.load_format == "dummy";  // kept where that is asked for only
-  if (dummy ? flags.gpu_weights == "keep" : flags.gpu_weights != "dequantise") {
+  const compute::GpuWeights weights = GpuWeightsOf(flags);
+  if (dummy ? weights == compute::GpuWeights::kKeep : weights != compute::GpuWeights::kDequantise) {
     DT_ASSIGN_OR_RETURN(const uint64_t kept, compute::CudaModel::KeptWeightBytes(checkpoint, dummy));
     request.weight_bytes = std::min(request.weight_bytes, kept);
   }
@@ -456,6 +460,7 @@ absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& 
 }
 
 compute::GpuWeights GpuWeightsOf(const EngineFlags& flags) {
+  if (flags.deterministic) return compute::GpuWeights::kDequantise;
   if (flags.gpu_weights == "keep") return compute::GpuWeights::kKeep;
   return flags.gpu_weights == "dequantise" ? compute::GpuWeights::kDequantise : compute::GpuWeights::kAuto;
 }
@@ -489,7 +494,8 @@ std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device
   const std::string weights = model.on_gpu == nullptr ? absl::StrCat("--dtype ", flags.dtype)
                               : model.on_gpu->keeps() ? "--gpu-weights keep"
                                                       : "weights in 16 bits";
-  return absl::StrCat(device.arithmetic(), ", ", weights);
+  const bool in_order = flags.deterministic && model.on_gpu != nullptr;
+  return absl::StrCat(device.arithmetic(), ", ", weights, in_order ? ", --deterministic" : "");
 }
 
 uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
@@ -521,6 +527,13 @@ absl::StatusOr<engine::EmbeddedClusterOptions> ClusterOptionsOf(const EngineFlag
   return options;
 }
 
+// To what GPUs have.
+void FitToGpus(const EngineFlags& flags, scheduler::SchedulerOptions& options) {
+  if (options.linear_exchange == proto::LinearExchange::kSwitch)
+    options.linear_exchange = proto::LinearExchange::kChain;
+  if (flags.deterministic) options.prefill_ranks = 1;
+}
+
 }  // namespace
 
 absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model::LoadProgress& progress,
@@ -544,7 +557,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
   }
   if (const auto table = compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags), StateDtypeOf(flags));
       table.ok()) {
-    ChooseExchangeOfGpus(*table, engine, /*pairs=*/!places.empty(), flags);
+    if (!flags.deterministic) ChooseExchangeOfGpus(*table, engine, /*pairs=*/!places.empty(), flags);
     const bool on_gpu = engine::AsGpu(*engine.device) != nullptr;
     const bool on_its_gpu = engine.attention_device == nullptr || places.size() > 1;
     const bool cache_on_its_gpu = on_gpu && on_its_gpu && compute_workers == 1;
@@ -553,6 +566,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
     DT_RETURN_IF_ERROR(attention::CheckKvStorage(*table, KvStorageOf(flags.kv_cache_dtype),
                                                  engine::AsGpu(attending) != nullptr ? attending.name() : ""));
   }
+  DT_RETURN_IF_ERROR(CheckDeterministicPlaces(flags, engine, places));
   engine::WarnOfWhatIsShort({.threads = flags.threads,
                              .on_cpu = engine::AsGpu(*engine.device) == nullptr || engine.attention_device != nullptr});
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
@@ -564,8 +578,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model:
   options.spans = spans;
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
   options.scheduler.ChooseStepTokens(engine::AsGpu(*engine.device) != nullptr);
-  if (engine::AsGpu(*engine.device) != nullptr && options.scheduler.linear_exchange == proto::LinearExchange::kSwitch)
-    options.scheduler.linear_exchange = proto::LinearExchange::kChain;  // what GPUs have
+  if (engine::AsGpu(*engine.device) != nullptr) FitToGpus(flags, options.scheduler);
   engine.max_step_tokens = options.scheduler.max_num_batched_tokens;
 
   DT_ASSIGN_OR_RETURN(ModelOnDevice loaded, LoadOpenModel(flags, std::move(checkpoint), *engine.device, progress));

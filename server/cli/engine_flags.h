@@ -40,6 +40,7 @@ struct EngineFlags {
   int prefill_rank_tokens = 0;  // as SchedulerOptions has it
   int state_snapshots = attention::kSnapshotPercent;
   bool kv_checksums = false;
+  bool deterministic = false;
   int micro_batches = 1;
   std::string device = "auto";
   std::string compute_devices;  // empty: --device

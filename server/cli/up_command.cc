@@ -25,6 +25,7 @@
 #include "server/cli/cluster_commands.h"
 #include "server/cli/compute_devices.h"
 #include "server/cli/core_shares.h"
+#include "server/cli/deterministic_flags.h"
 #include "server/cli/kv_capacity.h"
 #include "server/cli/layout.h"
 #include "server/cli/numa_places.h"
@@ -98,6 +99,11 @@ class Up {
     DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
                                                                     StateDtypeOf(flags_.engine)));
     const attention::KvStorage storage = KvStorageOf(flags_.engine.kv_cache_dtype);
+    if (FirstComputeDevice().starts_with("cuda"))
+      DT_RETURN_IF_ERROR(CheckDeterministic(
+          flags_.engine, !pairs_ && std::any_of(places_.begin(), places_.end(),
+                                                [](const AttentionPlace& place) { return place.device == "cpu"; })));
+    if (flags_.engine.deterministic && FirstComputeDevice() != "cpu") flags_.engine.prefill_ranks = "1";
     for (const AttentionPlace& place : places_) {
       DT_RETURN_IF_ERROR(attention::CheckKvStorage(table, storage, place.device == "cpu" ? "" : place.device));
       if (place.kv_bytes.has_value())
@@ -107,7 +113,8 @@ class Up {
     DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, FirstComputeDevice().starts_with("cuda"),
                                             /*cache_on_its_gpu=*/pairs_ && compute_devices_.size() < 2));
     prefill_exchange_ = flags_.engine.prefill_exchange;
-    if (compute_devices_.size() > 1) prefill_exchange_ = ExchangeBetweenGpus(flags_.engine, table);
+    if (compute_devices_.size() > 1 && !flags_.engine.deterministic)
+      prefill_exchange_ = ExchangeBetweenGpus(flags_.engine, table);
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes,
                           ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory, "auto"));
@@ -229,7 +236,8 @@ class Up {
             engine.linear_prompts,
             "--hand-over",
             engine.hand_over,
-            engine.q_first ? "--q-first" : "--no-q-first"};
+            engine.q_first ? "--q-first" : "--no-q-first",
+            engine.deterministic ? "--deterministic" : "--no-deterministic"};
   }
 
   // Compute workers attend to prompts where no GPU of an attention worker can, and where they divide prompts.

@@ -285,6 +285,13 @@ TEST(PairExpertsRule, LeavesPlacesToExpertsInFewBits) {
   EXPECT_EQ(WordsOf(After(PairExperts(), before)), WordsOf(after));
 }
 
+TEST(PairExpertsRule, LeavesPlacesWhereSumsAreMadeInOneOrder) {
+  const GatedExpertsRecord gated{ExpertGateUp(), ExpertActivation(), {}};
+  const LaunchList before = {{0, Places()}, {0, gated}, {0, ExpertDown()}, {0, ExpertSum()}};
+  const LaunchList after = {{0, Places()}, {0, gated}, {0, SummedExpertsRecord{ExpertDown(), ExpertSum(), {}}}};
+  EXPECT_EQ(WordsOf(Fuse(before, {.parts = 2, .in_order = true}, std::span(&PairExperts(), 1))), WordsOf(after));
+}
+
 TEST(PairExpertsRule, LeavesWhatItDoesNotKnowAlone) {
   const auto stays = [](const ExpertProductRecord& product, const ExpertSumRecord& sum, const char* why) {
     const GatedExpertsRecord gated{ExpertGateUp(), ExpertActivation(), {}};

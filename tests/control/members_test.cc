@@ -140,6 +140,11 @@ TEST(Members, RefusalsNameWhatIsWrongAndTheRemedy) {
               testing::AllOf(HasSubstr("x: attends K and V int8"), HasSubstr("compute workers as sent"),
                              HasSubstr("the same --kv-cache-dtype")));
 
+  request = Request(Role::kComputeWorker, 5, "x");
+  request.model->deterministic = true;
+  EXPECT_THAT(std::string(refusal(request).message()),
+              testing::AllOf(HasSubstr("x: runs with --deterministic"), HasSubstr("all of them alike")));
+
   EXPECT_EQ(refusal(Request(Role::kAttentionWorker, 1, "x")).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(refusal(Request(Role::kAttentionWorker, 1, "x")).message()), HasSubstr("already a member"));
   EXPECT_THAT(std::string(refusal(Request(Role::kAttentionWorker, 5, "c")).message()), HasSubstr("--name"));

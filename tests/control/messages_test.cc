@@ -42,6 +42,7 @@ JoinRequest GoodJoin() {
   ModelSummary& model = request.model.emplace();
   model.name = "tiny";
   model.digest = ~uint64_t{0};
+  model.deterministic = true;
   model.attention = *proto::AttentionTable::Build({wide, narrow, wide});
   model.vocab_size = 512;
   model.max_positions = 2048;
@@ -62,10 +63,24 @@ TEST(ControlMessages, AJoinRequestSurvivesTheWire) {
   ToProto(*read, again);
   EXPECT_EQ(wire.SerializeAsString(), again.SerializeAsString());
   EXPECT_EQ(read->model->attention.op_group, GoodJoin().model->attention.op_group);
+  EXPECT_TRUE(read->model->deterministic);
   EXPECT_EQ(read->data_plane_address.size(), 7u);
   EXPECT_EQ(read->process, 0x1234567890abcdefu);
   EXPECT_EQ(read->runs_as, GoodJoin().runs_as);
   EXPECT_EQ(read->capabilities.arithmetic, "CPU avx2");
+}
+
+TEST(ControlMessages, AConfigurationSurvivesTheWire) {
+  const Configuration configuration{GoodJoin().model->attention, 5, 2, 512, KvStorage::kE4M3, true};
+  v1::Configuration wire;
+  ToProto(configuration, wire);
+  const auto read = FromProto(wire);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->model_digest, 5u);
+  EXPECT_EQ(read->micro_batches, 2);
+  EXPECT_EQ(read->max_step_tokens, 512);
+  EXPECT_EQ(read->kv_storage, KvStorage::kE4M3);
+  EXPECT_TRUE(read->deterministic);
 }
 
 TEST(Capabilities, AllCoresReadTogetherAndAGpuReadsAsOne) {
