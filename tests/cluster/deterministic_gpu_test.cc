@@ -1,4 +1,3 @@
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -9,9 +8,9 @@
 #include <vector>
 
 #include "compute_worker/attention_specs.h"
-#include "compute_worker/cuda/cuda_model.h"
 #include "proto/kv_blocks.h"
 #include "tests/cluster/test_engine.h"
+#include "tests/cluster/test_gpus.h"
 #include "tests/cluster/tiny_for_gpus.h"
 
 // With --deterministic a request has the same bits on GPUs whatever else runs, however its prompt is cut, on whichever
@@ -19,8 +18,6 @@
 
 namespace dovetail::test {
 namespace {
-
-using kernels::cuda::CudaDevice;
 
 struct Answer {
   std::vector<TokenId> tokens;
@@ -49,11 +46,6 @@ constexpr char kExperts[] = R"({"architectures": ["Qwen3MoeForCausalLM"], "model
 
 class DeterministicGpu : public ::testing::TestWithParam<TinyModel> {
  protected:
-  struct Gpu {
-    std::unique_ptr<CudaDevice> device;
-    std::unique_ptr<compute::CudaModel> weights;
-  };
-
   void SetUp() override {
     ASSERT_EQ(LoadOnTwo(GetParam().write()), absl::OkStatus());
     if (gpus_[0].device == nullptr) GTEST_SKIP() << "needs a GPU";
@@ -64,19 +56,11 @@ class DeterministicGpu : public ::testing::TestWithParam<TinyModel> {
   absl::Status LoadOnTwo(const std::filesystem::path& path) {
     DT_ASSIGN_OR_RETURN(auto checkpoint, model::OpenCheckpoint(path));
     DT_ASSIGN_OR_RETURN(model_, model::LoadModel(std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {}));
-    if (!Open(0, gpus_[0]).ok()) {
+    if (!OpenTestGpu(0, *model_, gpus_[0]).ok()) {
       gpus_[0] = {};
       return absl::OkStatus();
     }
-    return Open(1, gpus_[1]).ok() ? absl::OkStatus() : Open(0, gpus_[1]);
-  }
-
-  absl::Status Open(int index, Gpu& gpu) {
-    DT_ASSIGN_OR_RETURN(auto library, kernels::cuda::CudaLibrary::Open());
-    DT_ASSIGN_OR_RETURN(gpu.device, CudaDevice::Create(std::move(library), {.index = index, .host_threads = 2}));
-    DT_ASSIGN_OR_RETURN(gpu.weights, compute::CudaModel::Load(*gpu.device, *model_, DType::kBF16, false,
-                                                              compute::GpuWeights::kDequantise, {}));
-    return absl::OkStatus();
+    return OpenTestGpu(1, *model_, gpus_[1]).ok() ? absl::OkStatus() : OpenTestGpu(0, *model_, gpus_[1]);
   }
 
   using Change = std::function<void(engine::EmbeddedClusterOptions&)>;
@@ -101,6 +85,15 @@ class DeterministicGpu : public ::testing::TestWithParam<TinyModel> {
     request.logits_last = static_cast<int>(prompt.size());
     return request;
   }
+  absl::StatusOr<std::unique_ptr<engine::EmbeddedCluster>> StartOnTwo() {
+    return Start([&](auto& options) {
+      options.compute_workers = 2;
+      options.more_compute_devices = {{gpus_[1].device.get(), gpus_[1].weights.get()}};
+      for (const TestGpu& gpu : gpus_)
+        options.attention_places.push_back({gpu.device.get(), [] { return uint64_t{64} << 20; }});
+    });
+  }
+
   static Answer AnswerOf(cli::CollectingSink& sink) {
     EXPECT_EQ(sink.WaitForEnd(), absl::OkStatus());
     return {sink.choices()[0].tokens, sink.prompt_logits()};
@@ -132,7 +125,7 @@ class DeterministicGpu : public ::testing::TestWithParam<TinyModel> {
   }
 
   std::unique_ptr<model::LoadedModel> model_;
-  Gpu gpus_[2];
+  TestGpu gpus_[2];
   std::vector<std::vector<TokenId>> prompts_;
   int tokens_ = 24;  // of an answer
 };
@@ -168,12 +161,7 @@ TEST_P(DeterministicGpu, PreemptedAndFromThePrefixCacheAsAlone) {
 
 TEST_P(DeterministicGpu, OnEitherOfTwoGpusAsAlone) {
   const std::vector<Answer> alone = Alone();
-  auto cluster = Start([&](auto& options) {
-    options.compute_workers = 2;
-    options.more_compute_devices = {{gpus_[1].device.get(), gpus_[1].weights.get()}};
-    for (const Gpu& gpu : gpus_)
-      options.attention_places.push_back({gpu.device.get(), [] { return uint64_t{64} << 20; }});
-  });
+  auto cluster = StartOnTwo();
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   ExpectAnswers(SubmitAll(**cluster), alone);
 }
@@ -188,19 +176,11 @@ TEST_P(DeterministicGpu, ThroughTheHostsAndByHeadsAsAlone) {
   ExpectAnswers(SubmitAll(**cluster), alone);
 }
 
-// A GPU that is lost (tests/emulated_gpu/runtime.cc).
 TEST_P(DeterministicGpu, AfterItsGpuWasLostAsAlone) {
-  const auto library = std::filesystem::canonical("/proc/self/exe").parent_path() / "libdovetail_cuda.so";
-  void* const emulated = dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  if (emulated == nullptr) GTEST_SKIP() << "needs emulated GPUs";
-  const auto lose = reinterpret_cast<void (*)(int)>(dlsym(emulated, "LoseEmulatedGpu"));
+  const TellGpu lose = EmulatedGpus("LoseEmulatedGpu");
+  if (lose == nullptr) GTEST_SKIP() << "needs emulated GPUs";
   const std::vector<Answer> alone = Alone();
-  auto cluster = Start([&](auto& options) {
-    options.compute_workers = 2;
-    options.more_compute_devices = {{gpus_[1].device.get(), gpus_[1].weights.get()}};
-    for (const Gpu& gpu : gpus_)
-      options.attention_places.push_back({gpu.device.get(), [] { return uint64_t{64} << 20; }});
-  });
+  auto cluster = StartOnTwo();
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   const auto sinks = SubmitAll(**cluster);
   for (const auto& sink : sinks) sink->WaitForTokens(3);

@@ -1,16 +1,14 @@
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "compute_worker/attention_specs.h"
-#include "compute_worker/cuda/cuda_model.h"
 #include "proto/kv_blocks.h"
 #include "tests/cluster/near_ties.h"
 #include "tests/cluster/test_engine.h"
+#include "tests/cluster/test_gpus.h"
 #include "tests/cluster/tiny_for_gpus.h"
 #include "tests/golden/reference.h"
 #include "tests/support/test_data.h"
@@ -21,35 +19,20 @@
 namespace dovetail::test {
 namespace {
 
-using kernels::cuda::CudaDevice;
-
 constexpr double kBudget = 3.5e-2;  // as gpu_prompts_test and gpu_linear_prompts_test, the larger of the two
 
 class GpuPairs : public ::testing::TestWithParam<bool> {  // whether the model has linear layers
  protected:
-  struct Gpu {
-    std::unique_ptr<CudaDevice> device;
-    std::unique_ptr<compute::CudaModel> weights;
-  };
-
   void SetUp() override {
     auto tiny = TinyForGpus::Make(/*with_linear_layers=*/GetParam());
     ASSERT_TRUE(tiny.ok()) << tiny.status();
     cpu_ = std::move(tiny->cpu);
     reference_ = std::move(tiny->reference);
     model_ = std::move(tiny->model);
-    if (!Open(0, gpus_[0]).ok()) GTEST_SKIP() << "needs a GPU";
-    if (!Open(1, gpus_[1]).ok()) ASSERT_EQ(Open(0, gpus_[1]), absl::OkStatus());
+    if (!OpenTestGpu(0, *model_, gpus_[0]).ok()) GTEST_SKIP() << "needs a GPU";
+    if (!OpenTestGpu(1, *model_, gpus_[1]).ok()) ASSERT_EQ(OpenTestGpu(0, *model_, gpus_[1]), absl::OkStatus());
     for (const auto& [from, to] : {std::pair(0, 1), std::pair(1, 0)})
       ASSERT_TRUE(gpus_[from].device->ReachPeer(*gpus_[to].device).ok());
-  }
-
-  absl::Status Open(int index, Gpu& gpu) {
-    DT_ASSIGN_OR_RETURN(auto library, kernels::cuda::CudaLibrary::Open());
-    DT_ASSIGN_OR_RETURN(gpu.device, CudaDevice::Create(std::move(library), {.index = index, .host_threads = 2}));
-    DT_ASSIGN_OR_RETURN(gpu.weights, compute::CudaModel::Load(*gpu.device, *model_, DType::kBF16, false,
-                                                              compute::GpuWeights::kDequantise, {}));
-    return absl::OkStatus();
   }
 
   // `bytes`: of each KV cache. `ranks`: compute workers that divide a prompt.
@@ -60,7 +43,7 @@ class GpuPairs : public ::testing::TestWithParam<bool> {  // whether the model h
     options.compute.dense = gpus_[0].weights.get();
     options.compute_workers = 2;
     options.more_compute_devices = {{gpus_[1].device.get(), gpus_[1].weights.get()}};
-    for (const Gpu& gpu : gpus_) options.attention_places.push_back({gpu.device.get(), [bytes] { return bytes; }});
+    for (const TestGpu& gpu : gpus_) options.attention_places.push_back({gpu.device.get(), [bytes] { return bytes; }});
     options.scheduler.max_model_len = 1024;
     options.scheduler.max_num_seqs = 16;
     options.scheduler.max_num_batched_tokens = 256;
@@ -112,7 +95,7 @@ class GpuPairs : public ::testing::TestWithParam<bool> {  // whether the model h
 
   std::unique_ptr<TestModel> cpu_;
   std::unique_ptr<model::LoadedModel> model_;
-  Gpu gpus_[2];
+  TestGpu gpus_[2];
   std::unique_ptr<engine::EmbeddedCluster> reference_, cluster_;
 };
 
@@ -170,14 +153,6 @@ TEST_P(GpuPairs, ASequenceMayLieOnBoth) {
   const auto sink = Submit(*cluster_, GreedyRequest(prompt, 40));
   ASSERT_EQ(sink->WaitForEnd(), absl::OkStatus());
   ExpectChoicesOfACpu(prompt, sink->choices()[0].tokens);
-}
-
-// What an emulated GPU is told (tests/emulated_gpu/runtime.cc); null on real ones.
-using TellGpu = void (*)(int);
-TellGpu EmulatedGpus(const char* what) {
-  const auto library = std::filesystem::canonical("/proc/self/exe").parent_path() / "libdovetail_cuda.so";
-  void* const emulated = dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  return emulated == nullptr ? nullptr : reinterpret_cast<TellGpu>(dlsym(emulated, what));
 }
 
 TEST_P(GpuPairs, AGpuThatStillComputesHoldsUpNoOther) {
