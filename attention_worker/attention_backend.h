@@ -66,9 +66,11 @@ class AttentionBackend {
 // On the CPU, or on the GPU that `device` is. `shared_gpu`: null unless steps may cross the seam on that GPU. `device`,
 // `core` and `shared_gpu` outlive it. kResourceExhausted when the device has no room for kv_blocks blocks;
 // kUnimplemented for a table that a GPU does not attend, and for a storage that the device does not have.
-// `deterministic`: on a GPU, a row's bits depend on its query and on what it sees only
-// (CudaAttention::kBatchInvariant); kFailedPrecondition for a device, and kUnimplemented for a table, of which that is
-// not so. Threads: thread-safe; the backend that it returns is reactor-owned.
+// `deterministic`: on a GPU, a row's bits depend on its query and on what it sees only (CudaAttention::Kernel);
+// kFailedPrecondition for a device or heads, and kUnimplemented for a table with linear layers, of which that is not
+// so.
+//
+// Threads: thread-safe; the backend that it returns is reactor-owned.
 absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(
     kernels::Device& device, AttentionWorkerCore& core, uint32_t kv_blocks, int micro_batches,
     exchange::SharedGpu* shared_gpu = nullptr, KvStorage storage = KvStorage::kAsSent, bool deterministic = false);

@@ -119,8 +119,8 @@ absl::Status ControlMembers::CheckModel(const control::JoinRequest& request) con
                               "; give it the same --kv-cache-dtype, or start another scheduler");
   if (request.model->deterministic != model_->deterministic)
     return FailedPrecondition(request.name, ": runs ", request.model->deterministic ? "with" : "without",
-                              " --deterministic on a GPU, and this cluster's compute workers do not; start all of "
-                              "them alike");
+                              " --deterministic on a GPU, and this cluster's compute workers ",
+                              model_->deterministic ? "with" : "without", " it; start all of them alike");
   if (request.model->digest == model_->digest && request.model->attention.op_group == model_->attention.op_group &&
       request.model->attention.groups == model_->attention.groups)
     return absl::OkStatus();

@@ -143,7 +143,8 @@ TEST(Members, RefusalsNameWhatIsWrongAndTheRemedy) {
   request = Request(Role::kComputeWorker, 5, "x");
   request.model->deterministic = true;
   EXPECT_THAT(std::string(refusal(request).message()),
-              testing::AllOf(HasSubstr("x: runs with --deterministic"), HasSubstr("all of them alike")));
+              testing::AllOf(HasSubstr("x: runs with --deterministic"), HasSubstr("workers without it"),
+                             HasSubstr("all of them alike")));
 
   EXPECT_EQ(refusal(Request(Role::kAttentionWorker, 1, "x")).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(refusal(Request(Role::kAttentionWorker, 1, "x")).message()), HasSubstr("already a member"));
