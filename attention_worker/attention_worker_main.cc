@@ -29,10 +29,11 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
     DT_ASSIGN_OR_RETURN(const KvStorage storage, StorageFor(configuration));
     const size_t block_bytes = KvBlockBytes(configuration.attention, storage);
-    const uint64_t blocks = std::min<uint64_t>(options_.kv_bytes / block_bytes, UINT32_MAX);
+    DT_ASSIGN_OR_RETURN(const uint64_t kv_bytes, KvBytes());
+    const uint64_t blocks = std::min<uint64_t>(kv_bytes / block_bytes, UINT32_MAX);
     if (blocks == 0)
-      return InvalidArgument("--kv-capacity: ", options_.kv_bytes, " bytes hold no KV block; this model's have ",
-                             block_bytes, " bytes");
+      return InvalidArgument("--kv-capacity: ", kv_bytes, " bytes hold no KV block; this model's have ", block_bytes,
+                             " bytes");
     if (const std::string few = proto::TooFewForASequence(configuration.attention, blocks, block_bytes); !few.empty())
       LogWarning(few);
     AttentionWorkerOptions options{membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks),
@@ -44,7 +45,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     options.reports_cache = true;
     auto node = AttentionWorkerNode::Create(configuration.attention, options, device_, connector_, SystemClock(),
                                             options_.shared_gpu, storage);
-    if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
+    if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());
     node_->SetSpans(options_.spans);
@@ -71,6 +72,15 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   }
 
  private:
+  absl::StatusOr<uint64_t> KvBytes() const {
+    if (options_.kv_room == nullptr) return options_.kv_bytes;
+    DT_ASSIGN_OR_RETURN(const uint64_t room, options_.kv_room());
+    if (room < options_.kv_bytes)
+      LogInfo("KV has ", room >> 20, " MiB of the ", options_.kv_bytes >> 20, " MiB that were free on ", device_.name(),
+              ": buffers of the layers have the rest");
+    return std::min(room, options_.kv_bytes);
+  }
+
   // A prompt is attended by compute workers and by this one, and K and V move between attention workers: on CPUs all
   // have them in one storage, or tokens would depend on who did what. A GPU may round what comes to E4M3 by itself.
   absl::StatusOr<KvStorage> StorageFor(const control::Configuration& configuration) const {

@@ -1,9 +1,12 @@
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "attention_worker/attention_backend.h"
 #include "base/span_sink.h"
+#include "base/status.h"
 #include "control/worker_main.h"
 #include "exchange/cuda/gpu_exchange.h"
 #include "exchange/cuda/shared_gpu.h"
@@ -15,6 +18,9 @@ namespace dovetail::attention {
 // blocks are allocated then, as many as fit into `kv_bytes`.
 struct AttentionWorkerMainOptions {
   uint64_t kv_bytes = 0;
+  // [bytes] What the device has for KV when the cache is made: no more is taken, since what computes the layers in this
+  // process has its buffers by then. Empty: kv_bytes.
+  std::function<absl::StatusOr<uint64_t>()> kv_room;
   std::string trace_file;               // written when an incarnation ends; empty: none
   int snapshot_percent = 50;            // see AttentionWorkerOptions
   exchange::GpuExchangeMeans exchange;  // of layers, from GPU to GPU

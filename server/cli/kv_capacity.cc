@@ -18,7 +18,7 @@ constexpr uint64_t kLeastKvBytes = uint64_t{1} << 20;
 absl::StatusOr<uint64_t> RoomOn(kernels::Device& device, std::optional<int> numa_node) {
   if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device); gpu != nullptr) {
     DT_ASSIGN_OR_RETURN(const kernels::cuda::CudaDevice::Memory memory, gpu->memory());
-    return memory.free_bytes / 100 * kPercentOfFree;
+    return (memory.free_bytes + memory.kept_bytes) / 100 * kPercentOfFree;
   }
   for (const engine::NumaNode& node : engine::ReadHostFacts().nodes)
     if (node.number == numa_node) return node.memory_bytes / 4;

@@ -24,7 +24,8 @@ struct KvCapacityFlags {
 // Threads: pure.
 absl::Status CheckKvCapacity(const KvCapacityFlags& flags);
 
-// [bytes] --kv-capacity, or what auto comes to: of what is free now on a GPU; on a CPU of a quarter of the machine's
+// [bytes] --kv-capacity, or what auto comes to: of what is free now on a GPU, or kept there by this process
+// without use; on a CPU of a quarter of the machine's
 // memory, or of what `numa_node` has.
 // Errors: kInvalidArgument, kResourceExhausted: the message names the flag.
 // Threads: thread-safe.

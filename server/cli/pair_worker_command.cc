@@ -1,3 +1,5 @@
+#include <functional>
+
 #include "engine/device_choice.h"
 #include "engine/pair_nodes.h"
 #include "server/cli/cluster_commands.h"
@@ -13,13 +15,23 @@ absl::Status CheckFlags(const PairWorkerFlags& flags) {
   return CheckKvCapacity(flags.kv);
 }
 
-absl::StatusOr<uint64_t> KvBytesBesideLayers(const PairWorkerFlags& flags, kernels::Device& device) {
-  KvCapacityFlags kv = flags.kv;
+absl::StatusOr<uint64_t> KvBytesBesideLayers(KvCapacityFlags kv, kernels::Device& device) {
   if (engine::AsGpu(device) != nullptr) {
     DT_ASSIGN_OR_RETURN(const uint64_t leave, ParseBytes("--kv-leave", kv.leave));
     kv.leave = std::to_string(leave + kBesideWeights);
   }
   return KvBytesOf(kv, device);
+}
+
+// How much the buffers of the layers take depends on the model and on the scheduler's limits: tens of GB for long
+// sequences. They are there before the KV cache is made. A pair that shares the GPU with others takes no more than its
+// part of what was free at first, which is `kv_bytes`.
+std::function<absl::StatusOr<uint64_t>()> RoomOnceLayersHaveTheirs(const KvCapacityFlags& flags,
+                                                                   kernels::Device& device) {
+  if (flags.capacity != "auto" || engine::AsGpu(device) == nullptr) return nullptr;
+  KvCapacityFlags kv = flags;
+  kv.sharers = 1;
+  return [kv, &device] { return KvBytesBesideLayers(kv, device); };
 }
 
 }  // namespace
@@ -39,7 +51,8 @@ absl::Status RunPairWorker(const PairWorkerFlags& flags) {
   attention.digests = DigestsOf(flags.kv_checksums);
   attention.exchange = role->tuning.exchange;
   attention.spans = role->spans.get();
-  DT_ASSIGN_OR_RETURN(attention.kv_bytes, KvBytesBesideLayers(flags, *role->device));
+  DT_ASSIGN_OR_RETURN(attention.kv_bytes, KvBytesBesideLayers(flags.kv, *role->device));
+  attention.kv_room = RoomOnceLayersHaveTheirs(flags.kv, *role->device);
   role->options.attention.emplace();
   role->options.attention->name = role->options.name + "-attention";
   role->options.attention->capabilities = role->options.capabilities;

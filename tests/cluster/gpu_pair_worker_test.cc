@@ -1,9 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
 #include "engine/pair_nodes.h"
 #include "engine/remote_engine.h"
@@ -78,6 +81,7 @@ class GpuPairWorker : public ::testing::TestWithParam<bool> {  // whether the mo
     tuning.dense = weights_.get();
     attention::AttentionWorkerMainOptions attention;
     attention.kv_bytes = kKvBytes;
+    attention.kv_room = kv_room_;
     nodes_ = std::make_unique<engine::PairNodes>(*model_, summary->digest, *device_, tuning, "", attention);
     pair_ = std::make_unique<WorkerMain>(
         options, [this](NodeId node, Epoch epoch) { return hub_.Create(node, epoch); },
@@ -112,6 +116,7 @@ class GpuPairWorker : public ::testing::TestWithParam<bool> {  // whether the mo
     }
   }
 
+  std::function<absl::StatusOr<uint64_t>()> kv_room_;
   InprocHub hub_;
   std::unique_ptr<TestModel> cpu_;
   std::unique_ptr<engine::EmbeddedCluster> reference_;
@@ -146,6 +151,25 @@ TEST_P(GpuPairWorker, ServesAgainAsAnotherIncarnation) {
   ASSERT_EQ(sink->WaitForEnd(), absl::OkStatus());
   ExpectChoicesOf(*reference_, UnlikeTokens(60, 3), sink->choices()[0].tokens);
   ExpectStreamsOfACpu(20);
+}
+
+// What was free before the buffers of the layers were made is too much for KV.
+TEST_P(GpuPairWorker, TakesForKvWhatIsLeftOnceTheLayersHaveTheirBuffers) {
+  const size_t weights = device_->memory()->taken_bytes;
+  std::atomic<size_t> taken = 0;
+  kv_room_ = [&] {
+    taken = device_->memory()->taken_bytes;
+    return kKvBytes / 2;
+  };
+  StartPair();
+  ASSERT_NO_FATAL_FAILURE(Connect());
+  const auto table = compute::AttentionTableOf(model_->config(), DType::kBF16);
+  ASSERT_TRUE(table.ok()) << table.status();
+  const uint64_t block_bytes = attention::KvBlockBytes(*table, attention::KvStorage::kAsSent);
+  ASSERT_TRUE(Eventually([&] { return engine_->stats().kv_blocks_total > 0; }));
+  EXPECT_GT(taken, weights) << "buffers of the layers are not made yet";
+  EXPECT_EQ(engine_->stats().kv_blocks_total, kKvBytes / 2 / block_bytes);
+  ExpectStreamsOfACpu(8);
 }
 
 INSTANTIATE_TEST_SUITE_P(, GpuPairWorker, ::testing::Bool(),
