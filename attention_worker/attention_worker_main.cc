@@ -76,8 +76,8 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     if (options_.kv_room == nullptr) return options_.kv_bytes;
     DT_ASSIGN_OR_RETURN(const uint64_t room, options_.kv_room());
     if (room < options_.kv_bytes)
-      LogInfo("KV has ", room >> 20, " MiB of the ", options_.kv_bytes >> 20, " MiB that were free on ", device_.name(),
-              ": buffers of the layers have the rest");
+      LogInfo("KV gets ", room >> 20, " MiB of ", device_.name(), " and not ", options_.kv_bytes >> 20,
+              ": the layers' buffers, or other processes, have taken the rest");
     return std::min(room, options_.kv_bytes);
   }
 

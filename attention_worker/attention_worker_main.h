@@ -15,11 +15,10 @@
 namespace dovetail::attention {
 
 // An attention worker of a cluster. Knows no model: what it must know of one comes with the configuration, and its KV
-// blocks are allocated then, as many as fit into `kv_bytes`.
+// blocks are allocated then, as many as fit into `kv_bytes` and `kv_room`.
 struct AttentionWorkerMainOptions {
   uint64_t kv_bytes = 0;
-  // [bytes] What the device has for KV when the cache is made: no more is taken, since what computes the layers in this
-  // process has its buffers by then. Empty: kv_bytes.
+  // [bytes] Asked once the compute worker of its pair has its buffers: what the device has for KV. Empty: kv_bytes.
   std::function<absl::StatusOr<uint64_t>()> kv_room;
   std::string trace_file;               // written when an incarnation ends; empty: none
   int snapshot_percent = 50;            // see AttentionWorkerOptions

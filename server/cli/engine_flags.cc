@@ -23,6 +23,7 @@
 #include "server/cli/compute_devices.h"
 #include "server/cli/deterministic_flags.h"
 #include "server/cli/itl_budget_flag.h"
+#include "server/cli/kv_capacity.h"
 #include "server/cli/model_text.h"
 #include "server/cli/prefill_flags.h"
 #include "server/cli/whole_path.h"
@@ -498,10 +499,7 @@ std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device
   return absl::StrCat(device.arithmetic(), ", ", weights, in_order ? ", --deterministic" : "");
 }
 
-uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
-  const auto memory = gpu.memory();
-  return memory.ok() ? memory->free_bytes / 100 * 94 : 0;
-}
+uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) { return KvRoomOn(gpu).value_or(0); }
 
 namespace {
 

@@ -115,8 +115,7 @@ struct RunningEngine {
   attention::KvStorage kv_storage = attention::KvStorage::kAsSent;
 };
 
-// Bytes of a GPU's free memory that its KV cache may take: a step's tables lie there, too, and whatever CUDA takes
-// later. 0: unknown.
+// [bytes] KvRoomOn() in kv_capacity.h, or 0: unknown.
 uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu);
 
 // Opens, loads and starts. Errors name the flag or the file. `progress` may be empty.

@@ -11,15 +11,11 @@
 namespace dovetail::cli {
 namespace {
 
-// In addition to KV, a GPU holds a step's tables and whatever CUDA takes later.
 constexpr uint64_t kPercentOfFree = 94;
 constexpr uint64_t kLeastKvBytes = uint64_t{1} << 20;
 
 absl::StatusOr<uint64_t> RoomOn(kernels::Device& device, std::optional<int> numa_node) {
-  if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device); gpu != nullptr) {
-    DT_ASSIGN_OR_RETURN(const kernels::cuda::CudaDevice::Memory memory, gpu->memory());
-    return (memory.free_bytes + memory.kept_bytes) / 100 * kPercentOfFree;
-  }
+  if (const kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device); gpu != nullptr) return KvRoomOn(*gpu);
   for (const engine::NumaNode& node : engine::ReadHostFacts().nodes)
     if (node.number == numa_node) return node.memory_bytes / 4;
   struct sysinfo machine;
@@ -28,6 +24,11 @@ absl::StatusOr<uint64_t> RoomOn(kernels::Device& device, std::optional<int> numa
 }
 
 }  // namespace
+
+absl::StatusOr<uint64_t> KvRoomOn(const kernels::cuda::CudaDevice& gpu) {
+  DT_ASSIGN_OR_RETURN(const kernels::cuda::CudaDevice::Memory memory, gpu.memory());
+  return (memory.free_bytes + memory.kept_bytes) / 100 * kPercentOfFree;
+}
 
 absl::Status CheckKvCapacity(const KvCapacityFlags& flags) {
   if (flags.capacity != "auto") DT_RETURN_IF_ERROR(ParseBytes("--kv-capacity", flags.capacity, "auto").status());

@@ -4,12 +4,19 @@
 #include <string>
 
 #include "base/status.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "kernels/device.h"
 
 namespace dovetail::cli {
 
 // Of a GPU with weights: what a compute worker's buffers, cuBLASLt and CUDA itself take next to them. [bytes]
 inline constexpr uint64_t kBesideWeights = uint64_t{2} << 30;
+
+// [bytes] What a KV cache may take now of a GPU's memory: what is free, and what this process keeps there for its next
+// buffers. A step's tables lie there, too, and whatever CUDA takes later.
+// Errors: the GPU's.
+// Threads: thread-safe.
+absl::StatusOr<uint64_t> KvRoomOn(const kernels::cuda::CudaDevice& gpu);
 
 // How much memory an attention worker takes for KV, as flags say it.
 // Threads: thread-compatible; a value.
@@ -24,11 +31,9 @@ struct KvCapacityFlags {
 // Threads: pure.
 absl::Status CheckKvCapacity(const KvCapacityFlags& flags);
 
-// [bytes] --kv-capacity, or what auto comes to: of what is free now on a GPU, or kept there by this process
-// without use; on a CPU of a quarter of the machine's
-// memory, or of what `numa_node` has.
-// Errors: kInvalidArgument, kResourceExhausted: the message names the flag.
-// Threads: thread-safe.
+// [bytes] --kv-capacity, or what auto comes to: of KvRoomOn() of a GPU; on a CPU of a quarter of the machine's memory,
+// or of what `numa_node` has. Errors: kInvalidArgument, kResourceExhausted: the message names the flag. Threads:
+// thread-safe.
 absl::StatusOr<uint64_t> KvBytesOf(const KvCapacityFlags& flags, kernels::Device& device,
                                    std::optional<int> numa_node = std::nullopt);
 

@@ -23,11 +23,10 @@ absl::StatusOr<uint64_t> KvBytesBesideLayers(KvCapacityFlags kv, kernels::Device
   return KvBytesOf(kv, device);
 }
 
-// How much the buffers of the layers take depends on the model and on the scheduler's limits: tens of GB for long
-// sequences. They are there before the KV cache is made. A pair that shares the GPU with others takes no more than its
-// part of what was free at first, which is `kv_bytes`.
-std::function<absl::StatusOr<uint64_t>()> RoomOnceLayersHaveTheirs(const KvCapacityFlags& flags,
-                                                                   kernels::Device& device) {
+// The layers' buffers depend on the scheduler's limits, and take tens of GB where sequences are long. What is returned
+// is asked once they are made. `kv_bytes` is a pair's share of a GPU that it shares with others; this is all that is
+// left.
+std::function<absl::StatusOr<uint64_t>()> KvRoomBesideBuffers(const KvCapacityFlags& flags, kernels::Device& device) {
   if (flags.capacity != "auto" || engine::AsGpu(device) == nullptr) return nullptr;
   KvCapacityFlags kv = flags;
   kv.sharers = 1;
@@ -52,7 +51,7 @@ absl::Status RunPairWorker(const PairWorkerFlags& flags) {
   attention.exchange = role->tuning.exchange;
   attention.spans = role->spans.get();
   DT_ASSIGN_OR_RETURN(attention.kv_bytes, KvBytesBesideLayers(flags.kv, *role->device));
-  attention.kv_room = RoomOnceLayersHaveTheirs(flags.kv, *role->device);
+  attention.kv_room = KvRoomBesideBuffers(flags.kv, *role->device);
   role->options.attention.emplace();
   role->options.attention->name = role->options.name + "-attention";
   role->options.attention->capabilities = role->options.capabilities;

@@ -301,7 +301,7 @@ absl::StatusOr<CudaDevice::Memory> CudaDevice::memory() const {
   DT_RETURN_IF_ERROR(library_->Check((*library_)->memory_info(index_, &memory.free_bytes, &memory.total_bytes),
                                      name() + ": asking for free memory"));
   memory.taken_bytes = pool_.taken_bytes() + shared_pool_.taken_bytes();
-  memory.kept_bytes = pool_.kept_bytes() + shared_pool_.kept_bytes();
+  memory.kept_bytes = pool_.kept_bytes();  // the shared pool gives nothing back
   return memory;
 }
 

@@ -174,7 +174,7 @@ class CudaDevice : public Device {
     size_t free_bytes = 0;  // of the whole device, for all processes
     size_t total_bytes = 0;
     size_t taken_bytes = 0;  // buffers of this device object
-    size_t kept_bytes = 0;   // in its pool
+    size_t kept_bytes = 0;   // for its next buffers; given back to the driver when that has no more
   };
   absl::StatusOr<Memory> memory() const;
 
