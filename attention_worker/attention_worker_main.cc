@@ -26,7 +26,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
       LogWarning(std::string(written.message()));
   }
 
-  absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
+  absl::StatusOr<control::Ready> Configure(const control::Configuration& configuration) override {
     DT_ASSIGN_OR_RETURN(const KvStorage storage, StorageFor(configuration));
     const size_t block_bytes = KvBlockBytes(configuration.attention, storage);
     DT_ASSIGN_OR_RETURN(const uint64_t kv_bytes, KvBytes());
@@ -50,7 +50,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     node_->SetTrace(trace_.get());
     node_->SetSpans(options_.spans);
     node_->AllowExchange(options_.exchange);
-    return blocks;
+    return control::Ready{.kv_blocks = blocks, .kv_bytes = blocks * block_bytes};
   }
 
   void AddPeer(const control::Peer&) override {}  // it answers every peer of the connector

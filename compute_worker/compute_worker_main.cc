@@ -32,7 +32,7 @@ class ClusterComputeWorker final : public control::WorkerNode {
       LogWarning(std::string(written.message()));
   }
 
-  absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
+  absl::StatusOr<control::Ready> Configure(const control::Configuration& configuration) override {
     if (configuration.model_digest != digest_)
       return FailedPrecondition("the cluster serves another model than this compute worker has loaded");
     ComputeWorkerOptions options;
@@ -41,10 +41,8 @@ class ClusterComputeWorker final : public control::WorkerNode {
     options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
     DT_ASSIGN_OR_RETURN(node_, ComputeWorkerNode::Create(model_, configuration.attention, options, kSchedulerNode,
                                                          device_, connector_, SystemClock(), tuning_));
-    return 0;
+    return control::Ready{.leaves_states = node_->leaves_states()};
   }
-
-  bool LeavesStates() const override { return node_ != nullptr && node_->leaves_states(); }
 
   void AddPeer(const control::Peer& peer) override {
     const bool pair = tuning_.shared_gpu != nullptr && tuning_.shared_gpu->attention() == peer.node;

@@ -415,6 +415,14 @@ absl::StatusOr<LinkFailed> FromProto(const pb::LinkFailed& in) {
   return LinkFailed{NodeId(in.node()), Epoch(in.epoch()), in.why(), static_cast<LinkFailed::Kind>(in.kind())};
 }
 
+void ToProto(const Ready& ready, pb::Ready& out) {
+  out.set_kv_blocks(ready.kv_blocks);
+  out.set_kv_bytes(ready.kv_bytes);
+  out.set_leaves_states(ready.leaves_states);
+}
+
+Ready FromProto(const pb::Ready& in) { return {in.kv_blocks(), in.kv_bytes(), in.leaves_states()}; }
+
 void ToProto(const Applied& applied, pb::Applied& out) {
   out.Clear();
   out.set_peers_version(applied.peers_version);

@@ -17,6 +17,7 @@ void ToProto(const JoinRequest& request, pb::JoinRequest& out);
 void ToProto(const JoinReply& reply, pb::JoinReply& out);
 void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out);
 void ToProto(const LinkFailed& failed, pb::LinkFailed& out);
+void ToProto(const Ready& ready, pb::Ready& out);
 void ToProto(const Applied& applied, pb::Applied& out);
 void ToProto(const Configuration& configuration, pb::Configuration& out);
 void ToProto(const Peers& peers, pb::Peers& out);
@@ -27,6 +28,7 @@ absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in);
 absl::StatusOr<JoinReply> FromProto(const pb::JoinReply& in);
 absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in);
 absl::StatusOr<LinkFailed> FromProto(const pb::LinkFailed& in);
+Ready FromProto(const pb::Ready& in);  // what is too much is found by the scheduler, which knows the worker
 absl::StatusOr<Applied> FromProto(const pb::Applied& in);
 absl::StatusOr<Configuration> FromProto(const pb::Configuration& in);
 absl::StatusOr<Peers> FromProto(const pb::Peers& in);

@@ -171,10 +171,9 @@ absl::Status MembershipClient::Run(const Handlers& handlers) {
                                              status.ok() ? "ended the membership" : status.error_message()));
 }
 
-void MembershipClient::ReportReady(uint64_t kv_blocks, bool leaves_states) {
+void MembershipClient::ReportReady(const Ready& ready) {
   v1::WorkerReport report;
-  report.mutable_ready()->set_kv_blocks(kv_blocks);
-  report.mutable_ready()->set_leaves_states(leaves_states);
+  ToProto(ready, *report.mutable_ready());
   Write(std::move(report));
 }
 

@@ -45,7 +45,7 @@ class MembershipClient {
   absl::Status Run(const Handlers& handlers);
 
   // Thread-safe.
-  void ReportReady(uint64_t kv_blocks, bool leaves_states = false);
+  void ReportReady(const Ready& ready);
   void ReportApplied(const Applied& applied);
   void ReportLinkFailed(const LinkFailed& failed);
   void Leave();  // tells the scheduler and ends Run()

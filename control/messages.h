@@ -142,6 +142,13 @@ struct LinkFailed {
   Kind kind = Kind::kBroken;
 };
 
+// A worker has what it needs for the model.
+struct Ready {
+  uint64_t kv_blocks = 0;      // of an attention worker
+  uint64_t kv_bytes = 0;       // memory of these; at most what it joined with
+  bool leaves_states = false;  // of a compute worker: linear layers of prompts run there (proto::StatesLeft)
+};
+
 // The peers of this version, except `unconnected`, are connected. Said again as more of them are.
 struct Applied {
   uint64_t peers_version = 0;

@@ -14,11 +14,9 @@ namespace dovetail::control {
 class WorkerNode {
  public:
   virtual ~WorkerNode() = default;
-  // Allocates for the model; blocks. The KV blocks it has (0 for a compute worker). Called once, before anything else,
-  // on another thread while the loop does not use the node.
-  virtual absl::StatusOr<uint64_t> Configure(const Configuration& configuration) = 0;
-  // Whether linear layers of prompts run there, so that of their states it leaves proto::StatesLeft. After Configure().
-  virtual bool LeavesStates() const { return false; }
+  // Allocates for the model; blocks. Called once, before anything else, on another thread while the loop does not use
+  // the node.
+  virtual absl::StatusOr<Ready> Configure(const Configuration& configuration) = 0;
   virtual void AddPeer(const Peer& peer) = 0;     // after the connector knows it
   virtual void RemovePeer(const Peer& peer) = 0;  // before the connector forgets it
   virtual int Poll() = 0;                         // frames handled

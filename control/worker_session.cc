@@ -22,13 +22,13 @@ MemberSession::MemberSession(MembershipClient& client, transport::Connector& con
     : client_(client), connector_(connector), node_(std::move(node)), name_(std::move(name)) {}
 
 absl::Status MemberSession::Configure(const Configuration& configuration) {
-  DT_ASSIGN_OR_RETURN(blocks_, node_->Configure(configuration));
+  DT_ASSIGN_OR_RETURN(ready_, node_->Configure(configuration));
   return absl::OkStatus();
 }
 
 void MemberSession::Begin() {
   begun_ = true;
-  client_.ReportReady(*blocks_, node_->LeavesStates());
+  client_.ReportReady(*ready_);
 }
 
 void MemberSession::Apply(const Peers& peers) {

@@ -22,7 +22,7 @@ class MemberSession {
   MemberSession(MembershipClient& client, transport::Connector& connector, std::unique_ptr<WorkerNode> node,
                 std::string name);
 
-  // Not on the loop, which does not use the node yet. Allocates; blocks. The blocks are kept for Begin().
+  // Not on the loop, which does not use the node yet. Allocates; blocks. What it is ready with is kept for Begin().
   // Errors: those of WorkerNode::Configure().
   absl::Status Configure(const Configuration& configuration);
   // On the loop, once all members of the session are configured.
@@ -53,7 +53,7 @@ class MemberSession {
   transport::Connector& connector_;
   const std::unique_ptr<WorkerNode> node_;
   const std::string name_;
-  std::optional<uint64_t> blocks_;  // configured: the KV blocks it has
+  std::optional<Ready> ready_;  // once it is configured
   bool begun_ = false;
   std::map<NodeId, Peer> peers_;
   uint64_t version_ = 0;             // of the peers

@@ -166,9 +166,9 @@ void ClusterScheduler::OnHeartbeat(WorkerId worker, control::Heartbeat heartbeat
   stream->second.send(std::move(order));
 }
 
-void ClusterScheduler::OnReady(WorkerId worker, uint64_t kv_blocks, bool leaves_states) {
+void ClusterScheduler::OnReady(WorkerId worker, const control::Ready& ready) {
   std::vector<MemberAction> actions;
-  const absl::Status status = members_.Ready(worker, kv_blocks, clock_.Now(), actions, leaves_states);
+  const absl::Status status = members_.Ready(worker, ready, clock_.Now(), actions);
   Perform(std::move(actions));
   CloseIfRefused(worker, status);
 }
@@ -257,22 +257,23 @@ void ClusterScheduler::On(const BeginServing& action) {
   if (member == nullptr) return;
   LogInfo(member->request.name, " serves as ", control::NameOf(member->request.role), " worker ",
           member->worker.value(), " over ", connector_.LanesTo(member->request.node),
-          member->kv_blocks > 0 ? absl::StrCat(", ", member->kv_blocks, " KV blocks",
-                                               DecodeLimit(member->request.capabilities, *members_.model(),
-                                                           options_.scheduler.max_model_len,
-                                                           /*layers_on_gpu=*/members_.device() != "cpu"))
-                                : std::string());
+          member->ready.kv_blocks > 0 ? absl::StrCat(", ", member->ready.kv_blocks, " KV blocks",
+                                                     DecodeLimit(member->request.capabilities, *members_.model(),
+                                                                 options_.scheduler.max_model_len,
+                                                                 /*layers_on_gpu=*/members_.device() != "cpu"))
+                                      : std::string());
   if (member->request.role == Role::kAttentionWorker) {
     // Attention reads all KV once a step: what it takes is memory, and how fast that is read.
     const control::Capabilities& has = member->request.capabilities;
-    const std::string few = proto::TooFewForASequence(members_.model()->attention, member->kv_blocks,
-                                                      has.kv_bytes / std::max<uint64_t>(1, member->kv_blocks));
+    const std::string few =
+        proto::TooFewForASequence(members_.model()->attention, member->ready.kv_blocks,
+                                  member->ready.kv_bytes / std::max<uint64_t>(1, member->ready.kv_blocks));
     if (!few.empty()) LogWarning(member->request.name, ": ", few);
     const Member* const partner = members_.PartnerOf(*member);
-    node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks, ReadRate(has),
-                              partner != nullptr ? std::optional(partner->worker) : std::nullopt);
+    node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->ready.kv_blocks,
+                              ReadRate(has), partner != nullptr ? std::optional(partner->worker) : std::nullopt);
   } else {
-    node_->AddComputeWorker(member->worker, member->request.node, member->leaves_states,
+    node_->AddComputeWorker(member->worker, member->request.node, member->ready.leaves_states,
                             members_.KindOf(member->request));
   }
   next_stats_ = absl::InfinitePast();
@@ -398,8 +399,8 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
     worker.set_epoch(member.epoch.value());
     worker.set_cores(member.request.capabilities.cores);
     worker.set_memory_bytes_per_s(member.request.capabilities.memory_bytes_per_s);
-    worker.set_kv_bytes(member.request.capabilities.kv_bytes);
-    worker.set_kv_blocks(member.kv_blocks);
+    worker.set_kv_bytes(member.ready.kv_blocks > 0 ? member.ready.kv_bytes : member.request.capabilities.kv_bytes);
+    worker.set_kv_blocks(member.ready.kv_blocks);
     worker.set_kv_blocks_in_use(member.last.kv_blocks_in_use);
     worker.set_kv_blocks_cached(member.last.kv_blocks_cached);
     worker.set_steps(member.last.steps);

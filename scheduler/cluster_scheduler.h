@@ -51,7 +51,7 @@ class ClusterScheduler {
   absl::Status PutModelFiles(WorkerId worker, Epoch epoch, std::vector<std::string> contents);
   absl::Status Attend(WorkerId worker, Epoch epoch, WorkerStream stream);
   void OnHeartbeat(WorkerId worker, control::Heartbeat heartbeat);
-  void OnReady(WorkerId worker, uint64_t kv_blocks, bool leaves_states);
+  void OnReady(WorkerId worker, const control::Ready& ready);
   void OnApplied(WorkerId worker, const control::Applied& applied);
   void OnLinkFailed(WorkerId worker, const control::LinkFailed& failed);
   void OnStreamEnded(WorkerId worker, Epoch epoch);

@@ -239,20 +239,23 @@ void ControlMembers::Heard(WorkerId worker, control::Heartbeat heartbeat, absl::
   if (AtWork(*member)) member->at_work = now;
 }
 
-absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now,
-                                   std::vector<MemberAction>& actions, bool leaves_states) {
+absl::Status ControlMembers::Ready(WorkerId worker, const control::Ready& ready, absl::Time now,
+                                   std::vector<MemberAction>& actions) {
   Member* member = Mutable(worker);
   if (member == nullptr) return NotFound("worker ", worker.value(), " is no member");
   if (member->state != MemberState::kPreparing)
     return FailedPrecondition("worker ", worker.value(), " is ready, but was not configured or said so before");
-  if (member->request.role == Role::kAttentionWorker && (kv_blocks == 0 || kv_blocks > UINT32_MAX))
-    return InvalidArgument("worker ", worker.value(), ": ", kv_blocks, " KV blocks are not in 1..2^32");
-  if (const uint64_t bytes = member->request.capabilities.kv_bytes; kv_blocks > bytes / LeastBlockBytes(model_))
-    return InvalidArgument(member->request.name, ": says that it has ", kv_blocks, " KV blocks, but the ", bytes,
+  if (member->request.role == Role::kAttentionWorker && (ready.kv_blocks == 0 || ready.kv_blocks > UINT32_MAX))
+    return InvalidArgument("worker ", worker.value(), ": ", ready.kv_blocks, " KV blocks are not in 1..2^32");
+  const uint64_t bytes = member->request.capabilities.kv_bytes;
+  if (ready.kv_bytes > bytes)
+    return InvalidArgument(member->request.name, ": says that its KV has ", ready.kv_bytes,
+                           " bytes, but it joined with ", bytes, "; run the same release of dovetail everywhere");
+  if (ready.kv_blocks > bytes / LeastBlockBytes(model_))
+    return InvalidArgument(member->request.name, ": says that it has ", ready.kv_blocks, " KV blocks, but the ", bytes,
                            " bytes it joined with hold ", bytes / LeastBlockBytes(model_),
                            " at most; run the same release of dovetail everywhere");
-  member->kv_blocks = kv_blocks;
-  member->leaves_states = leaves_states;
+  member->ready = ready;
   member->heard = now;
   member->state = MemberState::kConnecting;
   SendPeersToAll(actions);

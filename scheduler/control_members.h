@@ -79,8 +79,7 @@ struct Member {
   absl::Time late_since, late_at;                // first and last report of a step that waits for it
   std::vector<absl::Time> lost;  // when attention workers had to go for their links with this compute worker
   control::Heartbeat last;
-  uint64_t kv_blocks = 0;
-  bool leaves_states = false;
+  control::Ready ready;                                     // once it is configured
   std::set<NodeId> known;                                   // peers that it has connected to
   std::vector<std::pair<uint64_t, std::set<NodeId>>> sent;  // lists of peers not yet applied, by version
   std::vector<control::Peer> last_sent;
@@ -150,9 +149,7 @@ class ControlMembers {
   // Its stream began. kNotFound: no such member, or a former incarnation of it.
   absl::Status Attend(WorkerId worker, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions);
   void Heard(WorkerId worker, control::Heartbeat heartbeat, absl::Time now);
-  // leaves_states: of a compute worker, as scheduler::ComputeWorkerJoined.
-  absl::Status Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now, std::vector<MemberAction>& actions,
-                     bool leaves_states = false);
+  absl::Status Ready(WorkerId worker, const control::Ready& ready, absl::Time now, std::vector<MemberAction>& actions);
   absl::Status Applied(WorkerId worker, const control::Applied& applied, absl::Time now,
                        std::vector<MemberAction>& actions);
 

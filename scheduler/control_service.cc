@@ -247,9 +247,8 @@ class MembershipService final : public pb::Membership::CallbackService {
       DT_ASSIGN_OR_RETURN(control::Heartbeat heartbeat, control::FromProto(report.heartbeat()));
       work = [this, worker, heartbeat = std::move(heartbeat)] { context_.scheduler.OnHeartbeat(worker, heartbeat); };
     } else if (report.has_ready()) {
-      work = [this, worker, blocks = report.ready().kv_blocks(), states = report.ready().leaves_states()] {
-        context_.scheduler.OnReady(worker, blocks, states);
-      };
+      const control::Ready ready = control::FromProto(report.ready());
+      work = [this, worker, ready] { context_.scheduler.OnReady(worker, ready); };
     } else if (report.has_applied()) {
       DT_ASSIGN_OR_RETURN(control::Applied applied, control::FromProto(report.applied()));
       work = [this, worker, applied = std::move(applied)] { context_.scheduler.OnApplied(worker, applied); };

@@ -55,7 +55,7 @@ void DescribeLoad(const Member& member, pb::WorkerLoad& load) {
   load.set_role(control::NameOf(member.request.role));
   load.set_serving(member.state == MemberState::kServing);
   load.set_steps(member.last.steps);
-  load.set_kv_blocks(member.kv_blocks);
+  load.set_kv_blocks(member.ready.kv_blocks);
   load.set_kv_blocks_in_use(member.last.kv_blocks_in_use);
   const auto& links = member.last.links;
   load.set_certificate_end(member.last.certificate_end);

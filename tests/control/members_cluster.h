@@ -69,7 +69,9 @@ struct Cluster {
     if (role == Role::kComputeWorker) members.ModelComplete(actions);
     return reply->worker;
   }
-  void Ready(WorkerId worker, uint64_t blocks = 100) { ASSERT_TRUE(members.Ready(worker, blocks, now, actions).ok()); }
+  void Ready(WorkerId worker, uint64_t blocks = 100) {
+    ASSERT_TRUE(members.Ready(worker, {.kv_blocks = blocks}, now, actions).ok());
+  }
   // The worker connects to every member that the newest list names.
   void Apply(WorkerId worker) {
     uint64_t version = 0;

@@ -34,10 +34,10 @@ TEST(Members, AComputeWorkerSaysWhetherItLeavesStatesOfPrompts) {
   Cluster cluster;
   const WorkerId leaves = cluster.Join(Role::kComputeWorker, 1, "c1");
   const WorkerId not_these = cluster.Join(Role::kComputeWorker, 2, "c2");
-  EXPECT_TRUE(cluster.members.Ready(leaves, 0, cluster.now, cluster.actions, /*leaves_states=*/true).ok());
-  EXPECT_TRUE(cluster.members.Ready(not_these, 0, cluster.now, cluster.actions).ok());
-  EXPECT_TRUE(cluster.members.Find(leaves)->leaves_states);
-  EXPECT_FALSE(cluster.members.Find(not_these)->leaves_states);
+  EXPECT_TRUE(cluster.members.Ready(leaves, {.leaves_states = true}, cluster.now, cluster.actions).ok());
+  EXPECT_TRUE(cluster.members.Ready(not_these, {}, cluster.now, cluster.actions).ok());
+  EXPECT_TRUE(cluster.members.Find(leaves)->ready.leaves_states);
+  EXPECT_FALSE(cluster.members.Find(not_these)->ready.leaves_states);
 }
 
 TEST(Members, AnAttentionWorkerThatComesBeforeAnyModelWaitsForIt) {
@@ -232,13 +232,17 @@ TEST(Members, MoreBlocksThanTheMemoryItJoinedWithHoldsAreALie) {
   cluster.Join(Role::kComputeWorker, 1, "c");
   const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
   const uint64_t most = (1 << 20) / (64 * 16);  // of 64 tokens, K and V of 8 bf16 each, which a GPU may keep in 8 bits
-  const absl::Status lie = cluster.members.Ready(attention, most + 1, cluster.now, cluster.actions);
+  const absl::Status lie = cluster.members.Ready(attention, {.kv_blocks = most + 1}, cluster.now, cluster.actions);
   EXPECT_EQ(lie.message(),
             "a: says that it has 1025 KV blocks, but the 1048576 bytes it joined with hold 1024 at most; "
             "run the same release of dovetail everywhere");
-  EXPECT_FALSE(cluster.members.Ready(attention, 0, cluster.now, cluster.actions).ok());
-  EXPECT_FALSE(cluster.members.Ready(attention, uint64_t{1} << 40, cluster.now, cluster.actions).ok());
-  EXPECT_TRUE(cluster.members.Ready(attention, most, cluster.now, cluster.actions).ok());
+  EXPECT_EQ(
+      cluster.members.Ready(attention, {.kv_blocks = 1, .kv_bytes = (1 << 20) + 1}, cluster.now, cluster.actions)
+          .message(),
+      "a: says that its KV has 1048577 bytes, but it joined with 1048576; run the same release of dovetail everywhere");
+  EXPECT_FALSE(cluster.members.Ready(attention, {}, cluster.now, cluster.actions).ok());
+  EXPECT_FALSE(cluster.members.Ready(attention, {.kv_blocks = uint64_t{1} << 40}, cluster.now, cluster.actions).ok());
+  EXPECT_TRUE(cluster.members.Ready(attention, {.kv_blocks = most}, cluster.now, cluster.actions).ok());
 }
 
 TEST(Members, AnIncarnationThatWasFencedCanNeitherAttendNorJoinAgain) {
@@ -426,7 +430,7 @@ TEST(Members, RandomLivesNeverUseAWorkerThatIsNotConnected) {
                          "w" + std::to_string(node));
           }
           break;
-        case 1: cluster.members.Ready(some, 10, cluster.now, cluster.actions).IgnoreError(); break;
+        case 1: cluster.members.Ready(some, {.kv_blocks = 10}, cluster.now, cluster.actions).IgnoreError(); break;
         case 2:
         case 3:
           if (!unread[some].empty()) {

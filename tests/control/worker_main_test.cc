@@ -90,7 +90,7 @@ class ScriptedScheduler final : public v1::Membership::Service {
 
 class IdleNode final : public WorkerNode {
  public:
-  absl::StatusOr<uint64_t> Configure(const Configuration&) override { return 1; }
+  absl::StatusOr<Ready> Configure(const Configuration&) override { return Ready{.kv_blocks = 1}; }
   void AddPeer(const Peer&) override {}
   void RemovePeer(const Peer&) override {}
   int Poll() override { return 0; }
