@@ -11,6 +11,7 @@
 #include "engine/numa_binding.h"
 #include "server/cli/capabilities.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/kv_taken.h"
 #include "server/cli/role.h"
 #include "server/cli/spare_input.h"
 #include "server/cli/stop_signal.h"
@@ -65,6 +66,7 @@ absl::Status ServeAttention(const AttentionWorkerFlags& flags, Prepared worker, 
   role.trace_file = flags.trace_file;
   role.exchange = worker.exchange;
   DT_ASSIGN_OR_RETURN(role.kv_bytes, KvBytesOf(flags.kv, device, flags.numa_node));
+  if (flags.kv.capacity == "auto") LogInfo(KvTakenLine(role.kv_bytes));
   options.name = flags.name.empty() ? DefaultName("attention") : flags.name;
   DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-attention-worker", options.name));
   role.spans = spans.get();
@@ -89,16 +91,17 @@ absl::Status ServeAttention(const AttentionWorkerFlags& flags, Prepared worker, 
 absl::StatusOr<std::optional<AttentionWorkerFlags>> WaitForName(AttentionWorkerFlags flags, StopSignal& stop) {
   Announce(kSpareIsReady);
   SpareInput input;
-  std::optional<std::string> name;
+  std::optional<SpareOrder> order;
   DT_RETURN_IF_ERROR(stop.RunUntil(
       [&]() -> absl::Status {
-        DT_ASSIGN_OR_RETURN(name, input.Wait());
+        DT_ASSIGN_OR_RETURN(order, input.Wait());
         return absl::OkStatus();
       },
       [&] { input.Stop(); }));
-  if (!name) return std::nullopt;
-  flags.name = *name;
-  if (!flags.trace_file.empty()) absl::StrAppend(&flags.trace_file, ".", *name);
+  if (!order) return std::nullopt;
+  flags.name = order->name;
+  if (order->kv_bytes) flags.kv = TakenBefore(flags.kv, *order->kv_bytes);
+  if (!flags.trace_file.empty()) absl::StrAppend(&flags.trace_file, ".", order->name);
   return flags;
 }
 

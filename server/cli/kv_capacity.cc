@@ -53,4 +53,12 @@ absl::StatusOr<uint64_t> KvBytesOf(const KvCapacityFlags& flags, kernels::Device
   return most == 0 ? bytes : std::min(bytes, most);
 }
 
+KvCapacityFlags TakenBefore(KvCapacityFlags flags, uint64_t bytes) {
+  if (flags.capacity != "auto") return flags;
+  flags.leave = "0";
+  flags.most = std::to_string(bytes);
+  flags.sharers = 1;
+  return flags;
+}
+
 }  // namespace dovetail::cli

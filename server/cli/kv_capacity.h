@@ -37,4 +37,9 @@ absl::Status CheckKvCapacity(const KvCapacityFlags& flags);
 absl::StatusOr<uint64_t> KvBytesOf(const KvCapacityFlags& flags, kernels::Device& device,
                                    std::optional<int> numa_node = std::nullopt);
 
+// A worker that starts where another one had `bytes` of a GPU: it takes as much, or what is free, if that is less. What
+// the first one left for weights lies in them by then.
+// Threads: pure.
+KvCapacityFlags TakenBefore(KvCapacityFlags flags, uint64_t bytes);
+
 }  // namespace dovetail::cli

@@ -6,23 +6,33 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/check.h"
 
 namespace dovetail::cli {
 namespace {
 
-constexpr const char* kServe = "serve ";
+constexpr const char* kServe = "serve";
 
-absl::StatusOr<std::optional<std::string>> NameIn(const std::string& line) {
-  const std::string serve = kServe;
-  if (line.size() > serve.size() && line.starts_with(serve)) return line.substr(serve.size());
-  return InvalidArgument("--spare: standard input says '", line, "'; write `serve NAME`");
+absl::StatusOr<std::optional<SpareOrder>> OrderIn(const std::string& line) {
+  const std::vector<std::string> words = absl::StrSplit(line, ' ');
+  SpareOrder order;
+  if (words.size() > 1) order.name = words[1];
+  uint64_t bytes = 0;
+  if (words.size() > 2 && absl::SimpleAtoi(words[2], &bytes) && bytes > 0) order.kv_bytes = bytes;
+  if (words.front() == kServe && !order.name.empty() && words.size() <= (order.kv_bytes ? 3u : 2u)) return order;
+  return InvalidArgument("--spare: standard input says '", line, "'; write `serve NAME` or `serve NAME KV_BYTES`");
 }
 
 }  // namespace
 
-std::string ServeLine(const std::string& name) { return kServe + name; }
+std::string ServeLine(const SpareOrder& order) {
+  return absl::StrCat(kServe, " ", order.name, order.kv_bytes ? absl::StrCat(" ", *order.kv_bytes) : "");
+}
 
 SpareInput::SpareInput(int file) : file_(file), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { DT_CHECK(stop_ >= 0); }
 
@@ -48,13 +58,13 @@ bool SpareInput::ReadMore(std::string& text) const {
   }
 }
 
-absl::StatusOr<std::optional<std::string>> SpareInput::Wait() {
+absl::StatusOr<std::optional<SpareOrder>> SpareInput::Wait() {
   std::string text;
   while (true) {
-    if (const size_t end = text.find('\n'); end != std::string::npos) return NameIn(text.substr(0, end));
+    if (const size_t end = text.find('\n'); end != std::string::npos) return OrderIn(text.substr(0, end));
     if (text.size() >= kMostServeLineBytes)
       return InvalidArgument("--spare: standard input brings more than ", kMostServeLineBytes,
-                             " bytes without the end of a line; write `serve NAME`");
+                             " bytes without the end of a line; write `serve NAME` or `serve NAME KV_BYTES`");
     if (!ReadMore(text)) return std::nullopt;
   }
 }

@@ -27,6 +27,7 @@
 #include "server/cli/core_shares.h"
 #include "server/cli/deterministic_flags.h"
 #include "server/cli/kv_capacity.h"
+#include "server/cli/kv_taken.h"
 #include "server/cli/layout.h"
 #include "server/cli/numa_places.h"
 #include "server/cli/prefill_flags.h"
@@ -329,7 +330,7 @@ class Up {
                     });
     const std::optional<Arguments> spare = SpareCalled(name);
     return Launch(
-        name, WithThreads(spare ? *spare : OnChosenDevice(workers_[name])),
+        name, WithThreads(spare ? *spare : kv_taken_.Again(name, OnChosenDevice(workers_[name]))),
         [this](const std::string& now, const std::string& line) { OnWorkersLine(now, line); },
         spare ? ChildProcesses::Input::kLines : ChildProcesses::Input::kOfParent);
   }
@@ -358,6 +359,7 @@ class Up {
   }
 
   void OnWorkersLine(const std::string& name, const std::string& line) {
+    kv_taken_.OnLine(name, line);
     MutexLock lock(mutex_);
     if (line == kSpareIsReady) spares_.Ready(name);
     if (line.find(name + " was drained") != std::string::npos) drained_.insert(name);
@@ -470,7 +472,8 @@ class Up {
   // A ready spare is that worker from here on. False: there is none.
   bool GiveToSpare(const std::string& worker) {
     while (const std::optional<std::string> spare = TakeSpare(worker)) {
-      if (!children_.Tell(*spare, ServeLine(worker)).ok()) continue;  // it has just ended, and will be reaped
+      if (!children_.Tell(*spare, ServeLine({worker, kv_taken_.By(worker)})).ok())
+        continue;  // it has just ended, and will be reaped
       children_.Rename(*spare, worker);
       const absl::Time now = SystemClock().Now();
       pauses_.Started(worker, now);
@@ -553,6 +556,7 @@ class Up {
   std::string prefill_exchange_;              // of the scheduler
   std::vector<AttentionPlace> places_;        // taken in turn by the attention workers
   NumaPlaces numa_{engine::HostFacts{}, 0};
+  KvTaken kv_taken_;
   uint64_t kv_bytes_ = 0;                    // of each attention worker whose place names no size
   uint64_t most_kv_bytes_ = 0;               // of a worker, if memory were no bound; 0: its size was given
   uint64_t weight_bytes_ = 0;                // on a GPU, with what else lies there

@@ -30,7 +30,7 @@ namespace {
 
 constexpr int kMultiprocessors = 4;  // so that some thread blocks have several pieces of work, and some one
 constexpr int kShared = 227 << 10;
-constexpr size_t kMemory = size_t{2} << 30, kPage = 4096;
+constexpr size_t kPage = 4096;
 std::mutex mutex;
 void* PageOf(void* p) { return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(p) / kPage * kPage); }
 
@@ -50,6 +50,11 @@ static_assert(sizeof(Handle) <= sizeof(cudaIpcMemHandle_t));
 int Gpus() {
   static const char* const text = std::getenv("DOVETAIL_EMULATED_GPUS");
   return text == nullptr ? 1 : std::atoi(text);
+}
+
+size_t Memory() {
+  static const char* const gib = std::getenv("DOVETAIL_EMULATED_GPU_GIB");
+  return (gib == nullptr ? size_t{2} : static_cast<size_t>(std::atoi(gib))) << 30;
 }
 
 // Bytes of an address of `mapped`, to the guard page.
@@ -116,7 +121,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
   std::memset(static_cast<void*>(out), 0, sizeof(*out));
   std::strcpy(out->name, "CPU emulation");
   out->major = 9, out->multiProcessorCount = kMultiprocessors, out->sharedMemPerBlockOptin = kShared;
-  out->l2CacheSize = 50 << 20, out->totalGlobalMem = kMemory;
+  out->l2CacheSize = 50 << 20, out->totalGlobalMem = Memory();
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
@@ -137,13 +142,13 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
   if (current == lost) return cudaErrorLaunchFailure;
   const std::lock_guard lock(mutex);
-  *total = kMemory, *free_bytes = kMemory - used;
+  *total = Memory(), *free_bytes = Memory() - used;
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** out, size_t bytes) {
   const size_t size = (bytes + 255) / 256 * 256, pages = (size + kPage - 1) / kPage * kPage;
   const std::lock_guard lock(mutex);
-  if (size > kMemory - used) return cudaErrorMemoryAllocation;
+  if (size > Memory() - used) return cudaErrorMemoryAllocation;
   const int file = bytes < kLeastShared ? -1 : memfd_create("emulated GPU memory", MFD_CLOEXEC);
   if (file >= 0 && ftruncate(file, static_cast<off_t>(pages + kPage)) != 0) return cudaErrorMemoryAllocation;
   const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;

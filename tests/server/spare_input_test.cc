@@ -33,7 +33,7 @@ class SpareInputTest : public ::testing::Test {
   std::string Name() {
     const auto name = input().Wait();
     EXPECT_TRUE(name.ok()) << name.status();
-    return name.ok() ? name->value_or("") : "";
+    return name.ok() ? name->value_or(SpareOrder{}).name : "";
   }
   SpareInput& input() { return *input_; }
 
@@ -43,8 +43,17 @@ class SpareInputTest : public ::testing::Test {
 };
 
 TEST_F(SpareInputTest, GivesTheNameThatTheLineHas) {
-  Write(ServeLine("attention-1") + "\n");
+  Write(ServeLine({.name = "attention-1"}) + "\n");
   EXPECT_EQ(Name(), "attention-1");
+}
+
+TEST_F(SpareInputTest, GivesTheKvThatAWorkerHadBefore) {
+  for (const SpareOrder& order : {SpareOrder{"attention-1", uint64_t{90} << 30}, SpareOrder{"attention-2", {}}}) {
+    Write(ServeLine(order) + "\n");
+    const auto given = input().Wait();
+    ASSERT_TRUE(given.ok()) << given.status();
+    EXPECT_EQ(*given, order);
+  }
 }
 
 TEST_F(SpareInputTest, WaitsForTheEndOfALineThatComesInPieces) {
@@ -72,8 +81,10 @@ TEST_F(SpareInputTest, HasNoNameOnceItIsStopped) {
 }
 
 TEST_F(SpareInputTest, RefusesOtherLinesAndLongerOnesWithWhatToWrite) {
-  for (const std::string& text : {std::string("stop\n"), std::string("serve \n"), std::string("servea1\n"),
-                                  std::string(kMostServeLineBytes, 'x')}) {
+  for (const std::string& text :
+       {std::string("stop\n"), std::string("serve \n"), std::string("servea1\n"), std::string("serve a1 \n"),
+        std::string("serve a1 0\n"), std::string("serve a1 8GiB\n"), std::string("serve a1 8 9\n"),
+        std::string(kMostServeLineBytes, 'x')}) {
     Write(text);
     const absl::Status refused = input().Wait().status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << text;
