@@ -30,9 +30,11 @@ absl::StatusOr<std::unique_ptr<CudaTokenSampler>> CudaTokenSampler::Create(const
   DT_ASSIGN_OR_RETURN(sampler->normed_, model.device().Allocate(room * config.hidden_size * sizeof(uint16_t)));
   DT_ASSIGN_OR_RETURN(sampler->device_logits_, model.device().Allocate(room * config.vocab_size * sizeof(float)));
   sampler->draws_.resize(static_cast<size_t>(micro_batches) + 1);
+  const auto vocab = static_cast<int32_t>(config.vocab_size);
+  DT_ASSIGN_OR_RETURN(const std::shared_ptr<kernels::Buffer> work,
+                      CudaSampler::CreateWork(model.device(), rows, vocab));
   for (Draws& draws : sampler->draws_) {
-    DT_ASSIGN_OR_RETURN(draws.sampler,
-                        CudaSampler::Create(model.device(), rows, static_cast<int32_t>(config.vocab_size)));
+    DT_ASSIGN_OR_RETURN(draws.sampler, CudaSampler::Create(model.device(), rows, vocab, work));
     DT_ASSIGN_OR_RETURN(draws.done, model.device().CreateEvent());
   }
   return sampler;

@@ -246,7 +246,10 @@ class Up {
     const bool elsewhere =
         std::any_of(places_.begin(), places_.end(), [](const auto& at) { return at.device != "cpu"; });
     const bool own = !pairs_ && (!elsewhere || compute_devices_.size() > 1);
-    return flags_.engine.prompt_scratch == "auto" && own ? "own" : flags_.engine.prompt_scratch;
+    if (flags_.engine.prompt_scratch != "auto") return flags_.engine.prompt_scratch;
+    // One pair has all prompts in its KV cache, which gets that memory.
+    if (pairs_ && compute_workers_ == 1 && FirstComputeDevice().starts_with("cuda")) return "0";
+    return own ? "own" : "auto";
   }
 
   std::string ComputeName(int number) const { return absl::StrCat(pairs_ ? kPairPrefix : kComputePrefix, number); }

@@ -30,10 +30,21 @@ absl::Status CheckParams(const SamplingParams& p) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaSampler>> CudaSampler::Create(CudaDevice& device, int32_t max_rows, int32_t vocab) {
+absl::StatusOr<std::shared_ptr<Buffer>> CudaSampler::CreateWork(CudaDevice& device, int32_t max_rows, int32_t vocab) {
+  if (max_rows < 1 || vocab < 1) return InvalidArgument("sampler: ", max_rows, " rows of ", vocab, " logits");
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> work,
+                      device.Allocate(static_cast<size_t>(max_rows) * vocab * sizeof(float)));
+  return std::shared_ptr<Buffer>(std::move(work));
+}
+
+absl::StatusOr<std::unique_ptr<CudaSampler>> CudaSampler::Create(CudaDevice& device, int32_t max_rows, int32_t vocab,
+                                                                 std::shared_ptr<Buffer> work) {
   if (max_rows < 1 || vocab < 1) return InvalidArgument("sampler: ", max_rows, " rows of ", vocab, " logits");
   auto sampler = std::unique_ptr<CudaSampler>(new CudaSampler(device, max_rows, vocab));
-  DT_ASSIGN_OR_RETURN(sampler->work_, device.Allocate(size_t(max_rows) * vocab * sizeof(float)));
+  sampler->work_ = std::move(work);
+  if (sampler->work_ == nullptr) {
+    DT_ASSIGN_OR_RETURN(sampler->work_, CreateWork(device, max_rows, vocab));
+  }
   DT_ASSIGN_OR_RETURN(sampler->out_, device.Allocate(max_rows * sizeof(SampleOutput)));
   DT_ASSIGN_OR_RETURN(sampler->host_out_, device.AllocatePinned(max_rows * sizeof(SampleOutput)));
   return sampler;

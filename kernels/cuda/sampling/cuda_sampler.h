@@ -19,8 +19,14 @@ class CudaSampler {
     int64_t position = 0;
   };
 
-  // kResourceExhausted if the memory for max_rows rows of `vocab` logits is not there.
-  static absl::StatusOr<std::unique_ptr<CudaSampler>> Create(CudaDevice& device, int32_t max_rows, int32_t vocab);
+  // Memory for max_rows rows of `vocab` logits, which samplers that draw in one stream may share. kResourceExhausted:
+  // it is not there.
+  static absl::StatusOr<std::shared_ptr<Buffer>> CreateWork(CudaDevice& device, int32_t max_rows, int32_t vocab);
+
+  // `work`: what CreateWork() gave for as many rows and logits; null: it has its own. kResourceExhausted: there is no
+  // memory.
+  static absl::StatusOr<std::unique_ptr<CudaSampler>> Create(CudaDevice& device, int32_t max_rows, int32_t vocab,
+                                                             std::shared_ptr<Buffer> work = nullptr);
 
   // logits: device memory, f32, row i at logits + i * step; they stay as they are. One call at a time: Results of the
   // one before must have been taken. kInvalidArgument, naming the row and the field, for ids outside the vocabulary,
@@ -50,7 +56,8 @@ class CudaSampler {
   CudaDevice& device_;
   const int32_t max_rows_;
   const int32_t vocab_;
-  std::unique_ptr<Buffer> work_, out_, host_out_, host_lists_, lists_;
+  std::shared_ptr<Buffer> work_;
+  std::unique_ptr<Buffer> out_, host_out_, host_lists_, lists_;
   std::vector<SampleParams> params_;
   std::vector<SampleSeen> seen_;
   std::vector<SampleBias> biases_;
