@@ -103,20 +103,21 @@ void RankLinks::OnTaken(NodeId from, const FrameHeader& taken) {
     return one.sent && one.header.step == taken.step && one.header.op == taken.op && one.header.digest == taken.digest;
   });
   if (frame == peer->frames.end()) return;
-  const absl::Time now = clock_.Now();
-  peer->busy += now - peer->busy_since;
-  peer->busy_since = now;
-  --peer->on_their_way;
-  peer->answered_bytes += static_cast<int64_t>(frame->tensor->size());
+  const auto bytes = static_cast<int64_t>(frame->tensor->size());
+  const int64_t took_us = std::max<int64_t>(1, absl::ToInt64Microseconds(clock_.Now() - frame->sent_at));
+  proto::RankTransfer& fastest = peer->fastest;
+  const auto per_byte = [](int64_t us, int64_t of) { return static_cast<double>(us) / static_cast<double>(of); };
+  if (bytes > 0 && (fastest.bytes == 0 || per_byte(took_us, bytes) < per_byte(fastest.busy_us, fastest.bytes)))
+    fastest = {.to = {}, .bytes = bytes, .busy_us = took_us};
   peer->frames.erase(frame);
 }
 
 std::vector<proto::RankTransfer> RankLinks::TakeTransfers() {
   std::vector<proto::RankTransfer> transfers;
   for (auto& [worker, peer] : peers_) {
-    if (peer.answered_bytes == 0 || transfers.size() == size_t{proto::kMaxPrefillRanks}) continue;
-    transfers.push_back({worker, std::exchange(peer.answered_bytes, 0),
-                         absl::ToInt64Microseconds(std::exchange(peer.busy, absl::ZeroDuration()))});
+    if (peer.fastest.bytes == 0 || transfers.size() == size_t{proto::kMaxPrefillRanks}) continue;
+    transfers.push_back(std::exchange(peer.fastest, {}));
+    transfers.back().to = worker;
   }
   return transfers;
 }
@@ -133,7 +134,7 @@ absl::Status RankLinks::SendWaiting(Peer& peer, int& sent) {
     if (absl::IsResourceExhausted(status)) return absl::OkStatus();
     const bool gone = absl::IsUnavailable(status) || absl::IsNotFound(status);  // and so its group will be
     frame->sent = status.ok();
-    if (status.ok() && frame->tensor && peer.on_their_way++ == 0) peer.busy_since = clock_.Now();
+    if (status.ok() && frame->tensor) frame->sent_at = clock_.Now();
     sent += status.ok() ? 1 : 0;
     frame = status.ok() && frame->tensor ? frame + 1 : peer.frames.erase(frame);
     if (!status.ok() && !gone) return status;

@@ -65,7 +65,7 @@ class RankLinks {
   // Sends what there is room for now; returns how many frames.
   int SendWaiting();
 
-  // What was answered since the last call, by peer: at most kMaxPrefillRanks of them.
+  // Of what was answered since the last call, by peer, the fastest: at most kMaxPrefillRanks of them.
   std::vector<proto::RankTransfer> TakeTransfers();
 
   size_t held() const;  // frames that wait, or were not answered; for tests
@@ -76,15 +76,13 @@ class RankLinks {
     std::optional<transport::LentBytes> tensor;  // nothing: a message
     std::vector<std::byte> message = {};         // not empty: goes in place of the tensor
     bool sent = false;
+    absl::Time sent_at = {};  // of a tensor
   };
   struct Peer {
     ComputeWorkerAddress address;
     bool reaches = false;
-    std::deque<Frame> frames;  // in order; of those that were sent only tensors
-    int on_their_way = 0;      // tensors
-    absl::Time busy_since;     // there has been one of those
-    absl::Duration busy;       // before that
-    int64_t answered_bytes = 0;
+    std::deque<Frame> frames;     // in order; of those that were sent only tensors
+    proto::RankTransfer fastest;  // of its bytes; none: 0
   };
   absl::Status Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank,
                     std::optional<transport::LentBytes> tensor);

@@ -134,11 +134,12 @@ struct PromptWork {
   bool operator==(const PromptWork&) const = default;
 };
 
-// Tensors that a compute worker has sent to another rank: those that were answered since it said so last.
+// Of the tensors that a compute worker has sent to another rank, and that were answered since it said so last: the one
+// that took least for its size. Others have waited until the receiver had ended the piece of work at hand.
 struct RankTransfer {
   WorkerId to;
   int64_t bytes = 0;
-  int64_t busy_us = 0;  // while at least one of them was on its way
+  int64_t busy_us = 0;  // until it was answered
   bool operator==(const RankTransfer&) const = default;
 };
 

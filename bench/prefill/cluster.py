@@ -36,7 +36,7 @@ class Cluster:
         request = urllib.request.Request(self.url + "/v1/completions", body, {"Content-Type": "application/json"})
         begin = time.monotonic()
         try:
-            json.load(urllib.request.urlopen(request, timeout=300))
+            json.load(urllib.request.urlopen(request, timeout=900))
         except urllib.error.HTTPError as error:
             raise RuntimeError(error.read().decode()) from error
         return time.monotonic() - begin

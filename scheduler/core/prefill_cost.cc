@@ -225,6 +225,20 @@ void AddLinear(const PromptStep& step, const proto::SoftmaxSpec& spec, int ops, 
   if (step.chained) work.traffic.chain_bytes += int64_t{ops} * spec.kv_heads * before;
 }
 
+// Each rank that gives rows gives its own.
+double OverOneLink(const PromptStep& step) {
+  if (!step.link_by_pair) return 1;
+  Position most = 0, all = 0;
+  for (size_t r = 0; r + 1 < step.cuts.size(); ++r) {
+    const bool gives = static_cast<int>(r) < step.rank || (static_cast<int>(r) > step.rank && step.given_back);
+    if (!gives) continue;
+    const Position tokens = step.cuts[r + 1] - step.cuts[r];
+    most = std::max(most, tokens);
+    all += tokens;
+  }
+  return all > 0 ? static_cast<double>(most) / static_cast<double>(all) : 1;
+}
+
 struct Parts {  // of a rank's time, seconds
   double dense = 0, attention = 0, plane = 0, link = 0;
 
@@ -263,6 +277,7 @@ StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step) {
   StepWork work;
   work.tokens = step.tokens;
   work.held = reach.held;
+  work.over_one_link = OverOneLink(step);
   if (reach.gathers) work.exchange = step.exchange;
   for (int group = 0; group < table.group_count(); ++group) {
     const proto::SoftmaxSpec& spec = table.views[group];
@@ -289,7 +304,9 @@ Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates
     parts.link = static_cast<double>(PlaneBytesOf(work.traffic)) * plane.byte_s.value_or(0);
     asked += parts.plane;
     crossed += parts.link;
-    const double given = static_cast<double>(RankBytesOf(work.traffic)) * rates[r].link_byte_s.value_or(0);
+    const double other_links = static_cast<double>(work.traffic.direct_bytes) * (1 - work.over_one_link);
+    const double link_bytes = static_cast<double>(RankBytesOf(work.traffic)) - other_links;
+    const double given = link_bytes * rates[r].link_byte_s.value_or(0);
     longest = {std::max(longest.dense, parts.dense), std::max(longest.attention, parts.attention),
                std::max(longest.plane, parts.plane), std::max(longest.link, parts.link)};
     longest_given = std::max(longest_given, given);

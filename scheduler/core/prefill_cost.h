@@ -29,7 +29,7 @@ struct PromptStep {
   int64_t tokens = 0;
   Position group_end = 0;  // and where it ends; which rank of it this is, and of how many, with a head switch
   int rank = 0, ranks = 1;
-  std::span<const Position> cuts;  // of all its ranks, with pass-q: where each begins, and group_end
+  std::span<const Position> cuts;  // of all its ranks: where each begins, and group_end. Must be there with pass-q
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
   HeldTokens held;
   uint32_t scratch_blocks = UINT32_MAX;  // of the compute worker: 64 tokens x a KV head x an op
@@ -39,6 +39,7 @@ struct PromptStep {
   bool holds_state = false;              // and the state before the step is there
   bool chained = false;                  // or comes from the rank before
   bool switched = false;                 // ranks exchange tokens of linear layers for heads; of a group with a switch
+  bool link_by_pair = false;             // rates of links are each of two ranks; else of all that comes to a rank
 };
 
 // What it makes of it. All layers together.
@@ -47,6 +48,7 @@ struct StepWork {
   double here_flops = 0;   // softmax attention on the compute worker
   double asked_flops = 0;  // on attention workers
   proto::PrefixTraffic traffic;
+  double over_one_link = 1;  // how much of traffic.direct_bytes comes over the link that carries most
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;  // kAsk where nothing could be gathered
   HeldTokens held;                                               // after it
 };
@@ -77,7 +79,8 @@ struct Prediction {
 // do not say counts as: attention workers as fast as the compute workers, and links that cost nothing.
 //   Model: a rank's own attention and what it asks for run at a time, what it gathers comes before it attends; the
 //          attention worker answers all ranks one after the other, and so does its link. What ranks give each other
-//          crosses while they compute, for those before are an op ahead, and over a link of its own for each pair.
+//          crosses while they compute, for those before are an op ahead. Of the links between ranks the one that
+//          carries most counts (PromptStep::link_by_pair).
 //          Ranks that switch heads wait for each other in every layer: each part is that of the rank for which it is
 //          longest, and what crosses between them hides behind nothing but the attention workers' answers. With pass-q
 //          the longest rank bounds the others, and what crosses hides behind nothing.

@@ -318,6 +318,7 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
       one.rank = static_cast<int>(r);
       one.ranks = static_cast<int>(cuts.size()) - 1;
       one.cuts = cuts;
+      one.link_by_pair = true;
       work.push_back(WorkOf(table_, one));
       ranks.free[r].held = work.back().held;
     }

@@ -161,7 +161,7 @@ TEST_F(RankLinksTest, AFrameForAPeerWhosePortIsGoneIsDropped) {
   EXPECT_EQ(links_.held(), 0u);
 }
 
-TEST_F(RankLinksTest, ATransferTakesFromTheFirstTensorsSendingToTheLastOnesAnswer) {
+TEST_F(RankLinksTest, TheFastestTransferCounts) {
   EXPECT_TRUE(links_.TakeTransfers().empty());
   ASSERT_EQ(links_.SendState(Rank(5), 1, State(1)), absl::OkStatus());
   clock_.now += absl::Microseconds(30);
@@ -172,14 +172,14 @@ TEST_F(RankLinksTest, ATransferTakesFromTheFirstTensorsSendingToTheLastOnesAnswe
   links_.OnTaken(there_->id(), Taken(received_.headers[0]));
   using Transfers = std::vector<proto::RankTransfer>;
   EXPECT_EQ(links_.TakeTransfers(), (Transfers{{WorkerId(7), 100, 50}}));
-  clock_.now += absl::Microseconds(5);
+  clock_.now += absl::Seconds(5);  // the receiver computes
   links_.OnTaken(there_->id(), Taken(received_.headers[1]));
-  clock_.now += absl::Seconds(1);  // nothing is on its way
+  clock_.now += absl::Seconds(1);
   ASSERT_EQ(links_.SendState(Rank(6), 1, State(1)), absl::OkStatus());
   clock_.now += absl::Microseconds(7);
   there_->Poll(received_, 10);
   links_.OnTaken(there_->id(), Taken(received_.headers[2]));
-  EXPECT_EQ(links_.TakeTransfers(), (Transfers{{WorkerId(7), 200, 12}}));
+  EXPECT_EQ(links_.TakeTransfers(), (Transfers{{WorkerId(7), 100, 7}}));
 }
 
 }  // namespace

@@ -397,6 +397,36 @@ TEST_F(DirectPlannerTest, TheRateOfALinkIsLearntFromItsSenderAndASlowOneIsNotTak
   EXPECT_FALSE(planner.link_byte_s().has_value());
 }
 
+// The last of four ranks gets more than crosses in its time, but from three others.
+TEST_F(DirectPlannerTest, ALinkIsOfTwoRanksAndCarriesWhatOneOfThemGives) {
+  PrefillPlanner planner(
+      table_,
+      {.exchange = PrefixExchange::kGatherDirect, .choose_ranks = false, .max_step_tokens = 512, .rank_tokens = 64});
+  LearnGiving(planner, 4, /*rows=*/true);
+  const PrefillChoice before = planner.Choose(Prompt(1024), Free(4), 4);
+  ASSERT_EQ(before.ranks(), 4);
+  const proto::SoftmaxSpec& spec = table_.views[0];
+  const auto row_bytes = static_cast<int64_t>(spec.kv_heads * (spec.key_dim + spec.value_dim) * SizeOf(spec.kv));
+  const double bytes = static_cast<double>(before.cuts[3] * row_bytes);
+  proto::StepResult result;
+  result.work = {.tokens = 1000, .step_tokens = 1000, .scratch_blocks = 10000, .gives_rows = true};
+  result.timings.dense_us = 1000;
+  const auto at_link_rate = [&](double byte_s) {
+    for (const uint32_t from : {10, 11, 12}) {
+      result.transfers.clear();
+      for (uint32_t to = from + 1; to <= 13; ++to)
+        result.transfers.push_back({WorkerId(to), kMebi, static_cast<int64_t>(kMebi * byte_s * 1e6)});
+      for (int again = 0; again < 20; ++again) planner.Learn(WorkerId(from), {}, result, false);
+    }
+    return planner.Choose(Prompt(1024), Free(4), 4);
+  };
+  const PrefillChoice fair = at_link_rate(1.3 * before.forecast.predicted_s / bytes);
+  EXPECT_EQ(fair.cuts, before.cuts);
+  EXPECT_EQ(fair.forecast.bound, PrefillBound::kAttention);
+  EXPECT_NEAR(fair.forecast.predicted_s, before.forecast.predicted_s, 0.01 * before.forecast.predicted_s);
+  EXPECT_EQ(at_link_rate(4 * before.forecast.predicted_s / bytes).forecast.bound, PrefillBound::kLink);
+}
+
 proto::AttentionTable Hybrid() {
   proto::LinearSpec state;
   state.heads = 2;
