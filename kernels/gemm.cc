@@ -45,6 +45,11 @@ void TakePrecise(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
   rows.precise = arena.Take<ActivationGroup<2>>(Panels(m) * rows.groups);
 }
 
+void TakeJoined(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
+  rows.groups = CeilDiv(cols, kActivationGroup);
+  rows.joined = arena.Take<ActivationGroup<2>>(Panels(m) * rows.groups);
+}
+
 void TakeBF16(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
   rows.pairs = CeilDiv(cols, 2);
   rows.bf16 = arena.Take<uint16_t>(Panels(m) * rows.pairs * kPanelRows * 2);
@@ -60,14 +65,22 @@ struct Needs {
   bool split = false;
   bool quantized = false;
   bool precise = false;
+  bool joined = false;
 };
+
+// Products of 4-bit codes with bytes do not reach the 16 bits that their sums have; others are widened.
+bool HasWideCodes(PackedFormat format) {
+  const PackedTraits& traits = kPackedTraits[static_cast<int>(format)];
+  return traits.code_bits == 8 || traits.table;
+}
 
 Needs NeedsOf(std::span<const GemmOutput> outputs, const GemmKernels& kernels) {
   Needs needs;
   for (const GemmOutput& output : outputs) {
     const PackedFormat format = output.weights->format();
     const bool precise = output.activations == ActivationBits::k16;
-    if (IsQuantized(format)) (precise ? needs.precise : needs.quantized) = true;
+    const bool joined = precise && kernels.join_rows != nullptr && HasWideCodes(format);
+    if (IsQuantized(format)) (joined ? needs.joined : precise ? needs.precise : needs.quantized) = true;
     if (format == PackedFormat::kBF16 && !precise) needs.bf16 = true;
     if (format == PackedFormat::kBF16 && precise && kernels.split_rows != nullptr) needs.split = true;
   }
@@ -166,6 +179,7 @@ size_t GemmScratchBytes(int64_t m, int64_t cols) {
   TakeBF16(arena, m, cols, rows);
   TakeQuantized(arena, m, cols, rows);
   TakePrecise(arena, m, cols, rows);
+  TakeJoined(arena, m, cols, rows);
   TakeSplit(arena, m, cols, rows);
   return arena.used();
 }
@@ -196,6 +210,10 @@ absl::Status Gemm(const GemmArgs& args, Stream& stream) {
   if (needs.precise) {
     TakePrecise(arena, args.m, cols, rows);
     Convert(kernels.quantize_rows[static_cast<int>(ActivationBits::k16)], rows, args.m, cols, pool);
+  }
+  if (needs.joined) {
+    TakeJoined(arena, args.m, cols, rows);
+    Convert(kernels.join_rows, rows, args.m, cols, pool);
   }
   const Plan plan(args, cols, pool.threads());
   pool.Run(plan.tasks(), [&](int task) { plan.Run(task, rows, kernels); });

@@ -33,7 +33,19 @@ DT_INLINE void StoreCodes(const __m256i* c, int8_t* out) {
                       _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 
-template <int kPlanes>
+// 32 integers of 16 bits: those of even columns, and those of odd ones.
+DT_INLINE void StoreJoined(const __m256i* c, int row, ActivationGroup<2>& out) {
+  const auto in_order = [](__m256i a, __m256i b) {
+    return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), _MM_SHUFFLE(3, 1, 2, 0));
+  };
+  const __m256i first = in_order(c[0], c[1]), second = in_order(c[2], c[3]);
+  const auto even = [](__m256i pairs) { return _mm256_srai_epi32(_mm256_slli_epi32(pairs, 16), 16); };
+  const auto odd = [](__m256i pairs) { return _mm256_srai_epi32(pairs, 16); };
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.codes[0][row]), in_order(even(first), even(second)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.codes[1][row]), in_order(odd(first), odd(second)));
+}
+
+template <int kPlanes, bool kJoined = false>
 DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>& out) {
   constexpr float kLargest = kLargestCode<kPlanes>;
   __m256 v[4];
@@ -45,7 +57,9 @@ DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>&
   __m256i c[4];
   for (int i = 0; i < 4; ++i) c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));  // rounds to nearest even
   const int first = Sum(_mm256_add_epi32(c[0], c[1])), second = Sum(_mm256_add_epi32(c[2], c[3]));
-  if constexpr (kPlanes == 2) {
+  if constexpr (kJoined) {
+    StoreJoined(c, row, out);
+  } else if constexpr (kPlanes == 2) {
     __m256i low[4];
     for (int i = 0; i < 4; ++i) {
       const __m256i high = _mm256_srai_epi32(_mm256_add_epi32(c[i], _mm256_set1_epi32(128)), 8);
@@ -54,7 +68,7 @@ DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>&
     }
     StoreCodes(low, out.codes[1][row]);
   }
-  StoreCodes(c, out.codes[0][row]);
+  if constexpr (!kJoined) StoreCodes(c, out.codes[0][row]);
   out.scale[row] = s;
   SetSums(first, second, row, out);
 }
@@ -95,6 +109,15 @@ void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t ro
 
 void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
   QuantizeAll<2>(x, cols, row_begin, row_end);
+}
+
+void QuantizeRowsJoined(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const float* in = x.f32 + row * x.f32_stride;
+    ActivationGroup<2>* panel = x.JoinedPanel(row);
+    for (int64_t g = 0; g < cols / kActivationGroup; ++g)
+      QuantizeGroup<2, /*kJoined=*/true>(in + g * kActivationGroup, static_cast<int>(row % kPanelRows), panel[g]);
+  }
 }
 
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {

@@ -99,6 +99,9 @@ struct GemmRows {
   int64_t f32_stride = 0;
   ActivationGroup<1>* quantized = nullptr;  // [panels of 8 rows][groups]
   ActivationGroup<2>* precise = nullptr;    // the same
+  // The same, but of each row's 32 codes of 16 bits the even columns' lie where the first plane does, and the odd ones'
+  // where the second does.
+  ActivationGroup<2>* joined = nullptr;
   int64_t groups = 0;
   uint16_t* bf16 = nullptr;  // [panels of 8 rows][pairs of columns][8][2], an odd last column is paired with 0
   int64_t pairs = 0;
@@ -113,6 +116,9 @@ struct GemmRows {
     } else {
       return precise + row / kPanelRows * groups;
     }
+  }
+  __attribute__((always_inline)) ActivationGroup<2>* JoinedPanel(int64_t row) const {
+    return joined + row / kPanelRows * groups;
   }
   __attribute__((always_inline)) uint16_t* BF16Panel(int64_t row) const {
     return bf16 + row / kPanelRows * pairs * kPanelRows * 2;
@@ -142,6 +148,7 @@ struct GemmKernels {
   GemmBlockFn block[kActivationWidths][kPackedFormats];  // kF32 has one for both
   PrepareRowsFn quantize_rows[kActivationWidths];
   PrepareRowsFn round_rows_to_bf16;
+  PrepareRowsFn join_rows = nullptr;   // if not null, codes of more than 4 bits meet activations of 16 bits joined
   PrepareRowsFn split_rows = nullptr;  // if not null, bf16 weights meet x in pieces where activations have 16 bits
 };
 
@@ -170,6 +177,7 @@ void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, in
 void GemmRoundedBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
+void QuantizeRowsJoined(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 GemmKernels GemmTable();
 }  // namespace avx2

@@ -41,18 +41,18 @@ struct GroupSum<4, kPlanes> {
   }
 };
 
-// The planes are joined before they are multiplied: activations are widened to 16 bits anyway.
+// Activations have 16 bits there: of two planes they are joined already (GemmRows::joined), of one they are widened.
 template <int kPlanes>
 struct GroupSum<8, kPlanes> {
   __m256i sum = _mm256_setzero_si256();  // 32 bits
 
   __attribute__((always_inline)) void Add(__m256i codes, const int8_t* x) {
-    const __m256i low = Broadcast4(x + (kPlanes - 1) * kPlaneStride);
-    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8), odd = _mm256_srai_epi16(low, 8);
+    __m256i even = Broadcast4(x), odd;
     if constexpr (kPlanes == 2) {
-      const __m256i high = Broadcast4(x);
-      even = _mm256_add_epi16(even, _mm256_slli_epi16(high, 8));
-      odd = _mm256_add_epi16(odd, _mm256_andnot_si256(_mm256_set1_epi16(0xff), high));
+      odd = Broadcast4(x + kPlaneStride);
+    } else {
+      odd = _mm256_srai_epi16(even, 8);
+      even = _mm256_srai_epi16(_mm256_slli_epi16(even, 8), 8);
     }
     even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)), even);
     odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), odd);
@@ -96,11 +96,19 @@ struct QuantizedKernel {
   }
 
  private:
+  __attribute__((always_inline)) const ActivationGroup<kPlanes>* PanelOf(int64_t row) const {
+    if constexpr (kPlanes == 2 && kSumBits == 8) {
+      return x.JoinedPanel(row);
+    } else {
+      return x.QuantizedPanel<kPlanes>(row);
+    }
+  }
+
   // Out features 8 half .. 8 half + 7 of a tile.
   template <int kRows>
   __attribute__((always_inline)) void Half(int64_t row, const std::byte* tile, int half, PrefetchAhead& ahead,
                                            __m256 (&sum)[kRows]) const {
-    const ActivationGroup<kPlanes>* panel = x.QuantizedPanel<kPlanes>(row);
+    const ActivationGroup<kPlanes>* panel = PanelOf(row);
     const int lane = static_cast<int>(row % kPanelRows);
     const int64_t groups = w.cols / kGroup;
     for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_ps();
@@ -182,6 +190,7 @@ GemmKernels GemmTable() {
   FillTable<2>(table.block[static_cast<int>(ActivationBits::k16)]);
   table.quantize_rows[static_cast<int>(ActivationBits::k8)] = QuantizeRows;
   table.quantize_rows[static_cast<int>(ActivationBits::k16)] = QuantizeRowsPrecisely;
+  table.join_rows = QuantizeRowsJoined;
   table.round_rows_to_bf16 = RoundRowsToBF16;
   return table;
 }
