@@ -82,7 +82,7 @@ class RankLinks {
     ComputeWorkerAddress address;
     bool reaches = false;
     std::deque<Frame> frames;     // in order; of those that were sent only tensors
-    proto::RankTransfer fastest;  // of its bytes; none: 0
+    proto::RankTransfer fastest;  // since TakeTransfers(); of 0 bytes: none was answered
   };
   absl::Status Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank,
                     std::optional<transport::LentBytes> tensor);

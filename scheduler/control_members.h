@@ -149,6 +149,7 @@ class ControlMembers {
   // Its stream began. kNotFound: no such member, or a former incarnation of it.
   absl::Status Attend(WorkerId worker, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions);
   void Heard(WorkerId worker, control::Heartbeat heartbeat, absl::Time now);
+  // It is configured. kInvalidArgument: it says that it has more KV than it joined with.
   absl::Status Ready(WorkerId worker, const control::Ready& ready, absl::Time now, std::vector<MemberAction>& actions);
   absl::Status Applied(WorkerId worker, const control::Applied& applied, absl::Time now,
                        std::vector<MemberAction>& actions);
